@@ -1,0 +1,1 @@
+"""Pretrain text encoders with [MASK] kept out of the encoder until late."""

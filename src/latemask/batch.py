@@ -1,0 +1,64 @@
+"""Batch: the contract between data and model. A row is [ visible tokens in order | masked tokens shuffled ]."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B rows of N = V + M tokens; M is the same for every row.
+
+    All tensors share one device. ``seats`` differs from ``positions`` only where positions are misaligned
+    (MAE-LM Table 2); ``real`` is None where no visible token is padding, as in all pretraining.
+    """
+
+    ids: Int[Tensor, "B N"]
+    """Token ids: V visible in their order, then the M masked ones (the targets) in random order."""
+    positions: Int[Tensor, "B N"]
+    """True position of each token in its row, from 0."""
+    seats: Int[Tensor, "B N"]
+    """Position the encoder is told."""
+    filler: Int[Tensor, "B M"]
+    """Id that each masked token shows when it joins the encoder: `<mask>`, a random token, or itself."""
+    document: Int[Tensor, "B N"]
+    """Which document of the row each token belongs to, from 0."""
+    real: Bool[Tensor, "B V"] | None = None
+    """Which visible tokens are not padding."""
+
+    @property
+    def rows(self) -> int:
+        """B."""
+        return self.ids.shape[0]
+
+    @property
+    def n_visible(self) -> int:
+        """V."""
+        return self.ids.shape[1] - self.filler.shape[1]
+
+    @property
+    def n_masked(self) -> int:
+        """M."""
+        return self.filler.shape[1]
+
+    @property
+    def targets(self) -> Int[Tensor, "B M"]:
+        """True ids of the masked tokens."""
+        return self.ids[:, self.n_visible :]
+
+    def map(self, change) -> Batch:
+        """The batch with ``change`` applied to every tensor."""
+        return Batch(**{f.name: None if (value := getattr(self, f.name)) is None else change(value)
+                        for f in dataclasses.fields(self)})  # fmt: skip
+
+    def to(self, device: torch.device | str) -> Batch:
+        return self.map(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Rows ``start..stop``."""
+        return self.map(lambda tensor: tensor[start:stop])

@@ -1,0 +1,406 @@
+"""Everything that defines a run, as frozen data: shape, decoder, masking, training.
+
+Each field states its unit and meaning right below itself. Validation happens at construction and names the field.
+``Run`` is what ``run.json`` holds beside every checkpoint, and the only source for rebuilding it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import types
+from dataclasses import dataclass, field
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from latemask.errors import Refusal
+from latemask.joins import Join, Plan, count, early, fraction
+
+Positions = Literal["absolute", "absolute+relative", "rotary"]
+Sublayer = Literal["self", "cross"]
+
+
+def require(holds: bool, where: str, found: object, wanted: str) -> None:
+    """Raise ``Refusal`` naming the field ``where`` unless the rule ``holds``."""
+    if not holds:
+        raise Refusal(where, repr(found), wanted)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def typed(hint: Any, value: Any, where: str) -> Any:
+    """``value`` as the annotated type ``hint``: JSON's lists become tuples, whole numbers floats, strings Joins.
+
+    Raises ``Refusal`` naming ``where`` for anything ill-typed, unknown or missing.
+    """
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
+        if hint is Join and isinstance(value, str):
+            return Join.parse(value)
+        require(isinstance(value, dict), where, value, f"the fields of {hint.__name__}")
+        hints = _hints(hint)
+        prefix = f"{where}: " if where.endswith(".json") else f"{where}."
+        for name in value.keys() - hints.keys():
+            raise Refusal(f"{prefix}{name}", "an unknown field", f"one of {', '.join(hints)}")
+        for name in hints.keys() - value.keys():
+            raise Refusal(f"{prefix}{name}", "nothing", "this field")
+        return hint(**{name: typed(hints[name], item, f"{prefix}{name}") for name, item in value.items()})
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        require(value in arguments, where, value, " or ".join(map(str, arguments)))
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return typed(next(argument for argument in arguments if argument is not type(None)), value, where)
+    if origin is tuple:
+        require(isinstance(value, tuple | list), where, value, "a list")
+        if arguments[-1] is Ellipsis:
+            return tuple(typed(arguments[0], item, where) for item in value)
+        require(len(value) == len(arguments), where, value, f"{len(arguments)} values")
+        return tuple(typed(argument, item, where) for argument, item in zip(arguments, value, strict=True))
+    if hint is float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        require(is_number and math.isfinite(value), where, value, "a finite number")
+        return float(value)
+    require(type(value) is hint, where, value, {int: "a whole number", bool: "true or false", str: "a text"}[hint])
+    return value
+
+
+class _Typed:
+    """Checks each field against its annotation, before the rules of the class."""
+
+    _part = ""
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            object.__setattr__(self, name, typed(hint, getattr(self, name), f"{self._part}{name}"))
+
+
+@dataclass(frozen=True)
+class Specials(_Typed):
+    """Ids of the five special tokens; none of them is ever masked or drawn as a filler."""
+
+    _part = "shape.specials."
+
+    bos: int = 0
+    pad: int = 1
+    eos: int = 2
+    unk: int = 3
+    mask: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(min(self.ids) >= 0, "shape.specials", self.ids, "ids from 0")
+        require(len(set(self.ids)) == 5, "shape.specials", self.ids, "five different ids")
+
+    @property
+    def ids(self) -> tuple[int, int, int, int, int]:
+        """In the order bos, pad, eos, unk, mask."""
+        return (self.bos, self.pad, self.eos, self.unk, self.mask)
+
+
+@dataclass(frozen=True)
+class Shape(_Typed):
+    """The encoder: what is kept after pretraining."""
+
+    _part = "shape."
+
+    depth: int = 12
+    """L, blocks."""
+    width: int = 768
+    """D, dimensions of a token."""
+    heads: int = 12
+    """Attention heads; they divide the width."""
+    feedforward: int = 3072
+    """Inner width of the feed-forward network."""
+    row_tokens: int = 512
+    """N, tokens in a row (the longest input), including the first `<s>`."""
+    vocabulary: int = 32768
+    """T, token ids. The model pads it to a multiple of 64; the padded ids never take probability."""
+    specials: Specials = field(default_factory=Specials)
+    """Ids of `<s>`, `<pad>`, `</s>`, `<unk>`, `<mask>`; taken from the tokenizer of the data."""
+    positions: Positions = "absolute"
+    """Learned absolute table; the same with a T5 relative bias, one table for all blocks; or rotary (no table)."""
+    relative_buckets: int = 32
+    """Rows of the relative bias table (Table 4); half of them for each direction."""
+    relative_distance: int = 128
+    """Distance in tokens from which on all share the last bucket (Table 4)."""
+    isolate_documents: bool = False
+    """Whether tokens of different documents in one row are hidden from each other."""
+    norm: Literal["post", "pre"] = "post"
+    """LayerNorm after each residual sum (BERT), or before each sublayer."""
+    norm_epsilon: float = 1e-5
+    """Added to the variance in every LayerNorm (RoBERTa's value)."""
+    dropout: float = 0.1
+    """Share of activations and attention weights dropped in training."""
+    initial_deviation: float = 0.02
+    """Standard deviation of the normal that weights start from (RoBERTa's value); biases 0, LayerNorms 1 and 0."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("depth", "width", "heads", "feedforward"):
+            require(getattr(self, name) >= 1, f"shape.{name}", getattr(self, name), "at least 1")
+        require(self.width % self.heads == 0, "shape.heads", self.heads, f"a divisor of shape.width {self.width}")
+        require(3 <= self.row_tokens <= 65536, "shape.row_tokens", self.row_tokens, "3 to 65,536 tokens")
+        require(self.positions in ("absolute", "absolute+relative", "rotary"), "shape.positions", self.positions,
+                "absolute, absolute+relative or rotary")  # fmt: skip
+        require(self.vocabulary > max(self.specials.ids), "shape.vocabulary", self.vocabulary,
+                f"more ids than the largest special id, {max(self.specials.ids)}")  # fmt: skip
+        require(
+            self.vocabulary > 5, "shape.vocabulary", self.vocabulary, "at least one id besides the five special ones"
+        )
+        require(self.positions != "rotary" or self.width // self.heads % 2 == 0, "shape.heads", self.heads,
+                "an even head width for rotary positions")  # fmt: skip
+        require(self.relative_buckets >= 4 and self.relative_buckets % 4 == 0, "shape.relative_buckets",
+                self.relative_buckets, "a multiple of 4")  # fmt: skip
+        require(self.relative_distance > self.relative_buckets // 4, "shape.relative_distance", self.relative_distance,
+                f"more than a quarter of relative_buckets, {self.relative_buckets // 4}")  # fmt: skip
+        require(self.norm in ("post", "pre"), "shape.norm", self.norm, "post or pre")
+        require(0 <= self.dropout < 1, "shape.dropout", self.dropout, "0 <= dropout < 1")
+        require(self.norm_epsilon > 0, "shape.norm_epsilon", self.norm_epsilon, "a positive number")
+        require(self.initial_deviation > 0, "shape.initial_deviation", self.initial_deviation, "a positive number")
+
+    @property
+    def has_relative_bias(self) -> bool:
+        return self.positions == "absolute+relative"
+
+    @property
+    def padded_vocabulary(self) -> int:
+        """T rounded up to a multiple of 64: rows of the token table."""
+        return -(-self.vocabulary // 64) * 64
+
+
+@dataclass(frozen=True)
+class Decoder(_Typed):
+    """What is thrown away after pretraining."""
+
+    _part = "decoder."
+
+    depth: int = 4
+    """Blocks (MAE-LM section 3: a sixth to a third of the encoder's)."""
+    width: int = 768
+    """Dimensions; a Linear joins it to the encoder where the widths differ."""
+    heads: int = 12
+    """Attention heads; they divide the width."""
+    feedforward: int = 3072
+    """Inner width of the feed-forward network."""
+    sublayers: tuple[Sublayer, ...] = ("self",)
+    """Attention inside each block: ("self",), ("self", "cross") or ("cross",); cross looks at the encoder's output."""
+    rewrites: bool = False
+    """False: fill the masked positions. True: rewrite the whole row causally (Table 2, "uni. self + cross")."""
+    dropout: float = 0.0
+    """Share dropped in training (appendix C: none in the decoder)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("depth", "width", "heads", "feedforward"):
+            require(getattr(self, name) >= 1, f"decoder.{name}", getattr(self, name), "at least 1")
+        require(self.width % self.heads == 0, "decoder.heads", self.heads, f"a divisor of decoder.width {self.width}")
+        require(tuple(self.sublayers) in (("self",), ("self", "cross"), ("cross",)), "decoder.sublayers",
+                self.sublayers, "self, self cross, or cross")  # fmt: skip
+        require(not self.rewrites or self.sublayers == ("self", "cross"), "decoder.rewrites", self.rewrites,
+                "sublayers self cross when the decoder rewrites the row")  # fmt: skip
+        require(0 <= self.dropout < 1, "decoder.dropout", self.dropout, "0 <= dropout < 1")
+
+
+@dataclass(frozen=True)
+class Masking(_Typed):
+    """Which tokens are masked, when they join, and what they show when they join early."""
+
+    _part = "masking."
+
+    rate: float = 0.15
+    """Share of a row's tokens that is masked; every row masks exactly round(rate * row_tokens)."""
+    joins: tuple[Join, ...] = field(default_factory=early)
+    """When the masked tokens take their seats."""
+    delta: float | None = None
+    """Figure 4: this share of the masked tokens joins the encoder's input and the rest the decoder's; replaces joins."""
+    filler: tuple[float, float, float] = (1.0, 0.0, 0.0)
+    """Shares of early masked tokens that show [MASK], a random token, their own token (BERT: .8 .1 .1)."""
+    vector: Literal["token", "own"] = "token"
+    """The mask vector: the token table's `<mask>` row (MAE-LM), or a vector of its own (3ML)."""
+    aligned: bool = True
+    """Whether the encoder is told true positions; False: visible tokens are numbered 0..V-1 (Table 2, "misaligned")."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(0 < self.rate < 1, "masking.rate", self.rate, "more than 0 and less than 1")
+        require(self.delta is None or 0 <= self.delta <= 1, "masking.delta", self.delta, "0 <= delta <= 1")
+        require(all(isinstance(join, Join) for join in self.joins), "masking.joins", self.joins, "a tuple of Join")
+        require(len(self.filler) == 3 and min(self.filler) >= 0 and abs(sum(self.filler) - 1) < 1e-9,
+                "masking.filler", self.filler, "three shares (mask, random, own) that add up to 1")  # fmt: skip
+        require(self.vector in ("token", "own"), "masking.vector", self.vector, "token or own")
+
+    def masked_tokens(self, row_tokens: int) -> int:
+        """M, the same for every row."""
+        return count(self.rate, row_tokens)
+
+
+@dataclass(frozen=True)
+class Training(_Typed):
+    """The optimizer, the schedule and the loop (MAE-LM Table 4 where the paper says)."""
+
+    _part = "training."
+
+    steps: int = 125_000
+    """Updates of the weights."""
+    max_tokens: int | None = None
+    """Stop after this many input tokens (visible and masked); None: `steps` says."""
+    max_seconds: float | None = None
+    """Stop after this many seconds of training; the schedule then follows the clock. None: `steps` says."""
+    batch_rows: int = 2048
+    """Rows per update, over all processes."""
+    micro_rows: int | None = None
+    """Rows per forward pass and process; None: found by trying."""
+    learning_rate: float = 5e-4
+    """Peak."""
+    warmup_share: float = 0.08
+    """Share of the run in which the learning rate rises linearly from 0 (base: 10 K of 125 K steps)."""
+    decay: Literal["linear", "cosine", "constant"] = "linear"
+    """How it falls to 0 afterwards."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Adam's decay rates."""
+    epsilon: float = 1e-6
+    """Adam's epsilon."""
+    weight_decay: float = 0.01
+    """Decoupled; on matrices, not on biases, LayerNorms and embedding tables' vectors of one dimension."""
+    clip_norm: float | None = 2.0
+    """Largest gradient norm; None: no clipping."""
+    max_skips: int = 20
+    """This many non-finite updates in a row stop the run."""
+    precision: Literal["auto", "bf16", "fp32"] = "auto"
+    """auto: bf16 on GPUs that have it, fp32 elsewhere."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """torch.compile of the blocks; auto: on GPUs."""
+    seed: int = 0
+    """Of weights, data order, masks and dropout."""
+    data_seed: int | None = None
+    """Of data order and masks alone, where it should differ from `seed`; None: the same."""
+    log_every: int = 50
+    """Steps between lines of the journal."""
+    save_every: int = 1000
+    """Steps between checkpoints."""
+    keep: int = 2
+    """Newest checkpoints kept besides step 0, the best and the last; 0: all of them."""
+    validate_every: int = 1000
+    """Steps between validations; 0: never."""
+    validation_rows: int = 1024
+    """Most rows per validation."""
+    validation_rate: float | None = None
+    """Masking rate of the validation; None: `masking.rate`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("steps", "batch_rows", "max_skips", "log_every", "save_every", "validation_rows"):
+            require(getattr(self, name) >= 1, f"training.{name}", getattr(self, name), "at least 1")
+        for name in ("max_tokens", "max_seconds", "micro_rows", "clip_norm"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"training.{name}", value, "more than 0, or none")
+        require(self.micro_rows is None or self.micro_rows <= self.batch_rows, "training.micro_rows", self.micro_rows,
+                f"at most training.batch_rows {self.batch_rows}")  # fmt: skip
+        require(self.learning_rate > 0, "training.learning_rate", self.learning_rate, "more than 0")
+        require(0 <= self.warmup_share <= 1, "training.warmup_share", self.warmup_share, "0 <= share <= 1")
+        require(
+            self.decay in ("linear", "cosine", "constant"), "training.decay", self.decay, "linear, cosine, constant"
+        )
+        require(len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas), "training.betas", self.betas,
+                "two numbers, 0 <= beta < 1")  # fmt: skip
+        require(self.epsilon > 0, "training.epsilon", self.epsilon, "more than 0")
+        require(self.weight_decay >= 0, "training.weight_decay", self.weight_decay, "0 or more")
+        require(self.precision in ("auto", "bf16", "fp32"), "training.precision", self.precision, "auto, bf16, fp32")
+        require(self.compile in ("auto", "on", "off"), "training.compile", self.compile, "auto, on, off")
+        for name in ("keep", "validate_every", "seed"):
+            require(getattr(self, name) >= 0, f"training.{name}", getattr(self, name), "0 or more")
+        require(self.data_seed is None or self.data_seed >= 0, "training.data_seed", self.data_seed, "0 or more")
+        require(self.validation_rate is None or 0 < self.validation_rate < 1, "training.validation_rate",
+                self.validation_rate, "more than 0 and less than 1, or none")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run(_Typed):
+    """One pretraining run: a recipe with every number filled in."""
+
+    recipe: str
+    """Name of the recipe it started from."""
+    shape: Shape = field(default_factory=Shape)
+    decoder: Decoder | None = None
+    masking: Masking = field(default_factory=Masking)
+    training: Training = field(default_factory=Training)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        plan, masked = self.plan, self.masked_tokens
+        require(masked >= 1, "masking.rate", self.masking.rate,
+                f"at least one masked token in a row of {self.shape.row_tokens}")  # fmt: skip
+        require(masked <= self.shape.row_tokens - 2, "masking.rate", self.masking.rate,
+                f"at least one visible token besides `<s>` in a row of {self.shape.row_tokens}")  # fmt: skip
+        if self.rewrites:
+            require(not plan.joins, "masking.joins", self.masking.joins, "none when the decoder rewrites the row")
+        elif self.decoder is None:
+            require(bool(plan.joins), "masking.joins", self.masking.joins, "at least one join")
+
+    @property
+    def rewrites(self) -> bool:
+        return self.decoder is not None and self.decoder.rewrites
+
+    @property
+    def plan(self) -> Plan:
+        """The joins, resolved against the encoder's depth."""
+        joins = self.masking.joins if self.masking.delta is None else fraction(self.masking.delta)
+        return Plan.of(joins, self.shape.depth, has_filling_decoder=self.decoder is not None and not self.rewrites)
+
+    @property
+    def masked_tokens(self) -> int:
+        """M."""
+        return self.masking.masked_tokens(self.shape.row_tokens)
+
+    @property
+    def visible_tokens(self) -> int:
+        """V."""
+        return self.shape.row_tokens - self.masked_tokens
+
+    def to_json(self) -> str:
+        def plain(value: Any) -> Any:
+            if isinstance(value, Join):
+                return str(value)
+            if dataclasses.is_dataclass(value) and not isinstance(value, type):
+                return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+            return [plain(item) for item in value] if isinstance(value, tuple) else value
+
+        return json.dumps(plain(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str = "run.json") -> Run:
+        """The inverse of ``to_json``. Raises ``Refusal`` on anything unknown, missing or ill-typed, naming the field."""
+        try:
+            data = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise Refusal(f"{where}:{error.lineno}", error.msg, "JSON") from None
+        return typed(cls, data, where)
+
+
+def replace(run: Run, changes: dict[str, Any]) -> Run:
+    """``run`` with dotted fields changed: ``replace(run, {"training.steps": 10, "masking.rate": .5})``.
+
+    Raises ``Refusal`` for a field that does not exist or a value that breaks a rule.
+    """
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in changes.items():
+        part, _, leaf = name.partition(".")
+        if name not in _dotted(run):
+            raise Refusal(name, "no such field in this recipe", f"one of {', '.join(_dotted(run))}")
+        parts.setdefault(part, {})[leaf] = value
+    return dataclasses.replace(
+        run, **{part: dataclasses.replace(getattr(run, part), **leaves) for part, leaves in parts.items()}
+    )
+
+
+def _dotted(run: Run) -> list[str]:
+    return [f"{part.name}.{leaf.name}" for part in dataclasses.fields(run)
+            if dataclasses.is_dataclass(owner := getattr(run, part.name)) for leaf in dataclasses.fields(owner)]  # fmt: skip

@@ -1,0 +1,135 @@
+"""``batch_at(index)`` is pure: rows, their order and their masks follow from (seed, index) alone.
+
+A row of N tokens is ``<s>`` and the next N - 1 tokens of the stream. Row order is keyed by (seed, epoch), masks by
+(seed, epoch, row): the same batches on any number of processes, in any split, and resuming needs only an integer.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from latemask.batch import Batch
+from latemask.config import Masking, Shape
+from latemask.errors import Refusal
+from latemask.feed.masking import lay_out, permuted
+
+VALIDATION_SEED = 0x5EED
+"""Seed of every validation's masks, whatever the run's: losses of different runs compare."""
+
+
+class Stream(Protocol):
+    """What a batch needs of a prepared split (``latemask.text.store.Split``)."""
+
+    tokens: np.ndarray
+    """Token ids, each document followed by ``</s>``."""
+    starts: np.ndarray
+    """Offset of each document's first token, and the end: [documents + 1]."""
+    sources: np.ndarray | None
+    """Index of each document's source, [documents]."""
+    unknown_tokens: int
+    """How many ``<unk>`` the stream holds."""
+
+
+class Rows:
+    """The rows of a split that can carry the masks: all but those with fewer than M ordinary tokens.
+
+    Raises ``Refusal`` where the split holds no usable row, with the counts.
+    """
+
+    def __init__(self, stream: Stream, shape: Shape, masked_tokens: int, where: str = "data"):
+        self.stream, self.shape = stream, shape
+        self.stride = shape.row_tokens - 1
+        total = len(stream.tokens) // self.stride
+        self.dropped_tokens = len(stream.tokens) - total * self.stride
+        if total == 0:
+            raise Refusal(where, f"{len(stream.tokens)} tokens", f"{self.stride} for one row",
+                          "Prepare more text, or lower --shape.row-tokens")  # fmt: skip
+        most_special = self.stride - masked_tokens
+        self.refused = np.flatnonzero(self._specials_per_row(total) > most_special)
+        self.count = total - len(self.refused)
+        if self.count == 0:
+            raise Refusal(where, f"{total} rows, each with fewer than {masked_tokens} tokens that may be masked",
+                          "rows with enough ordinary tokens", "Lower --masking.rate")  # fmt: skip
+
+    def _specials_per_row(self, total: int) -> np.ndarray:
+        ends = np.asarray(self.stream.starts[1:]) - 1
+        special = np.bincount(ends // self.stride, minlength=total)[:total]
+        if self.stream.unknown_tokens:
+            for row in range(total):
+                tokens = self.stream.tokens[row * self.stride : (row + 1) * self.stride]
+                special[row] = np.isin(tokens, self.shape.specials.ids).sum()
+        return special
+
+    def row_number(self, index: np.ndarray) -> np.ndarray:
+        """Row of the stream that the ``index``-th usable row is."""
+        gaps = self.refused - np.arange(len(self.refused))
+        return index + np.searchsorted(gaps, index, side="right")
+
+    def ids(self, rows: np.ndarray) -> np.ndarray:
+        """Token ids [B, N] int64 of these rows, each beginning with ``<s>``."""
+        where = rows[:, None] * self.stride + np.arange(self.stride)
+        begin = np.full((len(rows), 1), self.shape.specials.bos, np.int64)
+        return np.concatenate([begin, self.stream.tokens[where].astype(np.int64)], axis=1)
+
+    def sources(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Index of the source of the tokens at ``positions`` [B, P] (from 1; 0 is ``<s>``) of these rows."""
+        assert self.stream.sources is not None
+        offset = rows[:, None] * self.stride + positions - 1
+        return self.stream.sources[np.searchsorted(self.stream.starts, offset, side="right") - 1]
+
+    def batch(self, rows: np.ndarray, masking: Masking, seed: int, epoch: np.ndarray) -> Batch:
+        """These rows, masked with the noise of (seed, epoch, row)."""
+        ids = self.ids(rows)
+        ended = np.cumsum(ids == self.shape.specials.eos, axis=1)
+        document = np.concatenate([np.zeros((len(rows), 1), np.int64), ended[:, :-1]], axis=1)
+        layout = lay_out(ids, document, masking, self.shape.specials, self.shape.vocabulary,
+                         seed=seed, epoch=epoch, row=rows)  # fmt: skip
+        return Batch(*map(torch.from_numpy, layout))
+
+
+class TrainingBatches:
+    """Global batches of ``batch_rows`` rows; a batch may straddle two epochs."""
+
+    def __init__(self, rows: Rows, masking: Masking, batch_rows: int, seed: int):
+        self.rows, self.masking, self.batch_rows, self.seed = rows, masking, batch_rows, seed
+
+    def epoch_of(self, index: int) -> float:
+        """Epochs seen before batch ``index``."""
+        return index * self.batch_rows / self.rows.count
+
+    def keys_at(self, index: int, start: int = 0, stop: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(epoch, row) [B] of rows ``start..stop`` of batch ``index``."""
+        stop = self.batch_rows if stop is None else stop
+        epoch, place = np.divmod(np.arange(start, stop) + index * self.batch_rows, self.rows.count)
+        return epoch, self.rows.row_number(permuted(place, self.rows.count, self.seed, epoch))
+
+    def batch_at(self, index: int, start: int = 0, stop: int | None = None) -> Batch:
+        """Rows ``start..stop`` of batch ``index`` (all of them by default)."""
+        epoch, row = self.keys_at(index, start, stop)
+        return self.rows.batch(row, self.masking, self.seed, epoch)
+
+
+class ValidationBatches:
+    """The same rows with the same masks at every validation of every run: the first ``most`` rows, spread evenly."""
+
+    def __init__(self, rows: Rows, masking: Masking, most: int):
+        self.rows, self.masking = rows, masking
+        chosen = min(most, rows.count)
+        self.numbers = rows.row_number(np.arange(chosen) * rows.count // chosen)
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def batch(self, start: int, stop: int) -> Batch:
+        """Rows ``start..stop``."""
+        numbers = self.numbers[start:stop]
+        return self.rows.batch(numbers, self.masking, VALIDATION_SEED, np.zeros(len(numbers), np.int64))
+
+    def sources(self, start: int, stop: int, batch: Batch) -> np.ndarray | None:
+        """Source index of each masked token [B, M] of ``batch(start, stop)``; None where the corpus names none."""
+        if self.rows.stream.sources is None:
+            return None
+        return self.rows.sources(self.numbers[start:stop], batch.positions[:, batch.n_visible :].numpy())

@@ -1,0 +1,121 @@
+"""Where the masked tokens take their seats: a method is a tuple of Joins.
+
+A row is laid out [ V visible tokens in order | M masked tokens shuffled ]. ``Join(layer, start, stop)`` says: before
+block ``layer`` the masked tokens ``start..stop`` (fractions of the masked part) take their seats, freshly embedded.
+Joining and resetting are the same act: everything from ``start`` on is cut off and written anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from latemask.errors import Refusal
+
+DECODER: Literal["decoder"] = "decoder"
+
+
+@dataclass(frozen=True)
+class Join:
+    """Before block ``layer`` (counted from 0; "decoder": the decoder's door), masked tokens ``start..stop`` join.
+
+    Raises ``Refusal`` where the fractions are not ``0 <= start <= stop <= 1`` or the layer is negative.
+    """
+
+    layer: int | Literal["decoder"]
+    start: float = 0.0
+    stop: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.layer != DECODER and (not isinstance(self.layer, int) or self.layer < 0):
+            raise Refusal("masking.joins: layer", repr(self.layer), "a block number from 0, or 'decoder'")
+        if not 0 <= self.start <= self.stop <= 1:
+            raise Refusal("masking.joins", f"start {self.start}, stop {self.stop}", "0 <= start <= stop <= 1")
+
+    def __str__(self) -> str:
+        return f"{self.layer}:{self.start:g}:{self.stop:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> Join:
+        """``"decoder"``, ``"8"`` or ``"8:0.2:1"`` (layer, start, stop)."""
+        layer, *ends = text.split(":")
+        try:
+            if len(ends) not in (0, 2):
+                raise ValueError
+            return cls(DECODER if layer == DECODER else int(layer), *map(float, ends))
+        except Refusal:
+            raise
+        except ValueError:
+            raise Refusal("masking.joins", repr(text), "'layer' or 'layer:start:stop', as in 'decoder:0.2:1'") from None
+
+
+def late() -> tuple[Join, ...]:
+    """MAE-LM, 3ML_self, 3ML_cross: no mask in the encoder."""
+    return (Join(DECODER),)
+
+
+def early() -> tuple[Join, ...]:
+    """MLM: all masks from the first block on."""
+    return (Join(0),)
+
+
+def fraction(delta: float) -> tuple[Join, ...]:
+    """MAE-LM section 4.3, Figure 4: the share ``delta`` joins the encoder's input, the rest the decoder's."""
+    return (Join(0, 0.0, delta), Join(DECODER, delta, 1.0))
+
+
+def count(share: float, masked_tokens: int) -> int:
+    """``share`` of the masked tokens as a whole number of tokens, halves up."""
+    return int(share * masked_tokens + 0.5)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Joins checked against an encoder of ``depth`` blocks, in order, empty ones dropped; ``layer == depth`` is the
+    decoder's door.
+
+    Raises ``Refusal`` where a layer is out of range, a join leaves a hole, two joins share a layer, or a masked token
+    never joins.
+    """
+
+    joins: tuple[Join, ...]
+    depth: int
+
+    @classmethod
+    def of(cls, joins: Iterable[Join], depth: int, has_filling_decoder: bool) -> Plan:
+        resolved: list[tuple[int, Join]] = []
+        for join in joins:
+            layer = depth if join.layer == DECODER else join.layer
+            if join.layer == DECODER and not has_filling_decoder:
+                raise Refusal("masking.joins", "a join at the decoder", "a recipe with a filling decoder")
+            if join.layer != DECODER and layer >= depth:
+                raise Refusal("masking.joins", f"a join before block {layer}", f"a block from 0 to {depth - 1}")
+            if join.start < join.stop:
+                resolved.append((layer, join))
+        resolved.sort(key=lambda item: item[0])
+        seated = 0.0
+        for place, (layer, join) in enumerate(resolved):
+            if place and resolved[place - 1][0] == layer:
+                raise Refusal("masking.joins", f"two joins before block {layer}", "one join per block")
+            if join.start > seated:
+                raise Refusal(
+                    "masking.joins", f"{join} after {seated:g} joined", f"start <= {seated:g}: no token left out"
+                )
+            seated = join.stop
+        if seated != 1 and (resolved or has_filling_decoder):
+            raise Refusal("masking.joins", f"{seated:g} of the masked tokens joined", "all of them (stop 1) at the end")
+        return cls(tuple(Join(layer, join.start, join.stop) for layer, join in resolved), depth)
+
+    def at(self, layer: int) -> Join | None:
+        """The join before block ``layer``, or None."""
+        return next((join for join in self.joins if join.layer == layer), None)
+
+    def seated(self, layer: int, masked_tokens: int) -> int:
+        """How many masked tokens are in the row while block ``layer`` runs (``layer == depth``: in the decoder)."""
+        here = [join.stop for join in self.joins if join.layer != DECODER and join.layer <= layer]
+        return count(here[-1], masked_tokens) if here else 0
+
+    def lengths(self, visible_tokens: int, masked_tokens: int) -> list[int]:
+        """Row length in tokens inside each of the ``depth`` encoder blocks."""
+        return [visible_tokens + self.seated(layer, masked_tokens) for layer in range(self.depth)]

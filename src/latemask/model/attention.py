@@ -1,0 +1,156 @@
+"""Attention that knows order only by being told: a bias added to the scores, or a rotation of queries and keys.
+
+Nothing here depends on the order of tokens in memory, except ``Geometry.causal``, which the rewriting decoder uses on
+rows in their natural order.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+
+class Geometry(NamedTuple):
+    """What attention is told about who sits where."""
+
+    bias: Float[Tensor, "B #H Q K"] | None = None
+    """Added to the scores: the relative bias, and -inf where a query must not look."""
+    rotation: tuple[Float[Tensor, "B 1 K h"], Float[Tensor, "B 1 K h"]] | None = None
+    """Cosine and sine of each token's rotary angles, h = head width / 2."""
+    causal: bool = False
+    """Whether a token sees only itself and what stands before it in memory."""
+
+    def queries_from(self, start: int) -> Geometry:
+        """The same for the queries from ``start`` on."""
+        return self if self.bias is None else self._replace(bias=self.bias[:, :, start:])
+
+
+def heads_first(x: Float[Tensor, "B n D"], heads: int) -> Float[Tensor, "B H n d"]:
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def attend(
+    q: Float[Tensor, "B H Q d"],
+    k: Float[Tensor, "B H K d"],
+    v: Float[Tensor, "B H K d"],
+    geometry: Geometry,
+    dropout: float,
+) -> Float[Tensor, "B Q D"]:
+    """softmax(q k' / sqrt(d) + bias) v, heads joined again (MAE-LM section 2.1)."""
+    bias = None if geometry.bias is None else geometry.bias.to(q.dtype)
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=geometry.causal)
+    return out.transpose(1, 2).flatten(2)
+
+
+def rotate(x: Float[Tensor, "B H n d"], cosine: Tensor, sine: Tensor) -> Float[Tensor, "B H n d"]:
+    """Rotary positions: the pairs (i, i + d/2) of each head turned by the token's angles."""
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)
+
+
+class SelfAttention(nn.Module):
+    """Every token looks at every token; queries may be limited to the tokens from ``start`` on."""
+
+    def __init__(self, width: int, heads: int, dropout: float):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(self, x: Float[Tensor, "B K D"], geometry: Geometry, start: int = 0) -> Float[Tensor, "B Q D"]:
+        width = x.shape[-1]
+        if start == 0:
+            q, k, v = self.query_key_value(x).chunk(3, dim=-1)
+        else:
+            weight, bias = self.query_key_value.weight, self.query_key_value.bias
+            q = F.linear(x[:, start:], weight[:width], bias[:width])
+            k, v = F.linear(x, weight[width:], bias[width:]).chunk(2, dim=-1)
+        q, k, v = (heads_first(part, self.heads) for part in (q, k, v))
+        if geometry.rotation is not None:
+            cosine, sine = geometry.rotation
+            q, k = rotate(q, cosine[:, :, start:], sine[:, :, start:]), rotate(k, cosine, sine)
+        dropout = self.dropout if self.training else 0.0
+        return self.output(attend(q, k, v, geometry.queries_from(start), dropout))
+
+
+class CrossAttention(nn.Module):
+    """Tokens of a decoder look at the encoder's output, which may have another width."""
+
+    def __init__(self, width: int, memory_width: int, heads: int, dropout: float):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(memory_width, 2 * width)
+        self.output = nn.Linear(width, width)
+
+    def forward(
+        self, x: Float[Tensor, "B n D"], memory: Float[Tensor, "B K E"], geometry: Geometry, start: int = 0
+    ) -> Float[Tensor, "B Q D"]:
+        q = heads_first(self.query(x[:, start:]), self.heads)
+        k, v = (heads_first(part, self.heads) for part in self.key_value(memory).chunk(2, dim=-1))
+        dropout = self.dropout if self.training else 0.0
+        return self.output(attend(q, k, v, geometry.queries_from(start), dropout))
+
+
+def relative_buckets(row_tokens: int, buckets: int, distance: int) -> Int[Tensor, " 2N-1"]:
+    """T5's bucket of each distance key - query, from -(N-1) to N-1 (Raffel et al. 2019; MAE-LM Table 4).
+
+    Half the buckets serve each direction; half of those are single distances, the rest grow by a constant factor up
+    to ``distance``. Computed once, on the CPU in float32, as the public implementations do: another precision flips
+    the distances that are powers of two.
+    """
+    with torch.device("cpu"):
+        offset = torch.arange(1 - row_tokens, row_tokens)
+        half, exact = buckets // 2, buckets // 4
+        size = offset.abs()
+        far = (
+            exact + (torch.log(size.clamp(min=1).float() / exact) / math.log(distance / exact) * (half - exact)).long()
+        )
+        return (offset > 0) * half + torch.where(size < exact, size, far.clamp(max=half - 1))
+
+
+class RelativeBias(nn.Module):
+    """One learned number for each head and bucket of distance, added to the scores of every block."""
+
+    def __init__(self, heads: int, buckets: int, distance: int, row_tokens: int):
+        super().__init__()
+        self.row_tokens = row_tokens
+        self.table = nn.Embedding(buckets, heads)
+        self.register_buffer("bucket_of", relative_buckets(row_tokens, buckets, distance), persistent=False)
+
+    def forward(self, seats: Int[Tensor, "B n"]) -> Float[Tensor, "B H n n"]:
+        offset = seats[:, None, :] - seats[:, :, None]
+        return self.table(self.bucket_of[offset + self.row_tokens - 1]).permute(0, 3, 1, 2)
+
+
+def rotation(seats: Int[Tensor, "B n"], head_width: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [B, 1, n, head_width / 2] of the rotary angles seat * base ** (-2 i / head_width)."""
+    frequency = base ** (-torch.arange(0, head_width, 2, device=seats.device, dtype=torch.float64) / head_width)
+    angle = seats[:, None, :, None].double() * frequency
+    return angle.cos().float(), angle.sin().float()
+
+
+def visibility(
+    query_document: Int[Tensor, "B Q"] | None,
+    key_document: Int[Tensor, "B K"] | None,
+    real: Bool[Tensor, "B K"] | None,
+    dtype: torch.dtype,
+) -> Float[Tensor, "B 1 Q K"] | None:
+    """0 where a query may look, -inf where not: keys that are padding, or tokens of another document (where given).
+
+    A row whose keys are all padding sees them all: finite numbers that nobody reads.
+    """
+    allowed = None
+    if real is not None:
+        allowed = (real | ~real.any(1, keepdim=True))[:, None, None, :]
+    if query_document is not None and key_document is not None:
+        same = (query_document[:, :, None] == key_document[:, None, :])[:, None]
+        allowed = same if allowed is None else allowed & same
+    if allowed is None:
+        return None
+    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, -torch.inf)

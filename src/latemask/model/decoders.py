@@ -1,0 +1,116 @@
+"""What is thrown away after pretraining: three ways from the encoder's output to predictions.
+
+``NoDecoder`` and ``FillingDecoder`` predict the M masked tokens; ``RewritingDecoder`` rewrites the whole row.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from latemask.batch import Batch
+from latemask.config import Decoder, Shape
+from latemask.joins import Join, count
+from latemask.model.attention import Geometry, visibility
+from latemask.model.heads import Prediction
+from latemask.model.stack import Door, Row, Stack
+
+
+class PretrainingDecoder(Protocol):
+    """From the encoder's output to what the head reads."""
+
+    reads_predicted_only: bool
+    """Whether the encoder's last block needs only the masked tokens as queries."""
+    width: int
+
+    def __call__(self, encoded: Row, batch: Batch, mask: Tensor, tokens: nn.Embedding) -> Prediction: ...
+
+
+class NoDecoder(nn.Module):
+    """The encoder's own output at the masked positions (MLM, 3ML with a join inside the encoder)."""
+
+    reads_predicted_only = True
+
+    def __init__(self, shape: Shape):
+        super().__init__()
+        self.width = shape.width
+
+    def forward(self, encoded: Row, batch: Batch, mask: Tensor, tokens: nn.Embedding) -> Prediction:
+        return Prediction(encoded.x, batch.targets)
+
+
+class _Decoder(nn.Module):
+    """What both decoders share: a door with true positions, and a stack."""
+
+    reads_predicted_only = False
+
+    def __init__(self, decoder: Decoder, shape: Shape):
+        super().__init__()
+        self.width, self.sublayers, self.isolates = decoder.width, decoder.sublayers, shape.isolate_documents
+        self.narrow = nn.Linear(shape.width, decoder.width) if decoder.width != shape.width else None
+        self.door = Door(decoder.width, shape.row_tokens, shape.norm_epsilon, decoder.dropout)
+        self.stack = Stack(decoder.depth, decoder.width, decoder.heads, decoder.feedforward, epsilon=shape.norm_epsilon,
+                           dropout=decoder.dropout, sublayers=decoder.sublayers, memory_width=shape.width,
+                           pre_norm=shape.norm == "pre")  # fmt: skip
+
+    def enter(self, x: Float[Tensor, "B n E"], positions: Tensor) -> Float[Tensor, "B n D"]:
+        """Through the decoder's door: the encoder's width to the decoder's, positions added to everybody again."""
+        return self.door(x if self.narrow is None else self.narrow(x), positions)
+
+    def sight(self, query_document: Tensor, key_document: Tensor, real: Tensor | None, like: Tensor) -> Geometry:
+        """Who may look at whom; no relative bias here (appendix C: only absolute positions in the decoder)."""
+        documents = (query_document, key_document) if self.isolates else (None, None)
+        return Geometry(visibility(*documents, real, like.dtype))
+
+
+class FillingDecoder(_Decoder):
+    """Mask vectors join the encoder's output at the decoder's door (MAE-LM section 3; 3ML_self, 3ML_cross).
+
+    ``join`` says which masked tokens come in here as the mask vector; the others arrive from the encoder. With cross-
+    attention only, visible tokens change nothing as queries: the stack runs on the M masked positions alone.
+    """
+
+    def __init__(self, decoder: Decoder, shape: Shape, join: Join | None):
+        super().__init__(decoder, shape)
+        self.join = join
+
+    def forward(self, encoded: Row, batch: Batch, mask: Tensor, tokens: nn.Embedding) -> Prediction:
+        x, real, visible = encoded.x, encoded.real, batch.n_visible
+        if self.join is not None:
+            start, stop = (count(share, batch.n_masked) for share in (self.join.start, self.join.stop))
+            x = torch.cat([x[:, : visible + start], mask.to(x.dtype).expand(batch.rows, stop - start, -1)], 1)
+        if batch.real is not None:
+            real = torch.cat([batch.real, batch.real.new_ones(batch.filler.shape)], 1)
+        first = visible if self.sublayers == ("cross",) else 0
+        x, document = self.enter(x[:, first:], batch.positions[:, first:]), batch.document[:, first:]
+        x = self.stack(
+            x,
+            self.sight(document, document, real, x) if first == 0 else Geometry(),
+            predict_from=visible - first,
+            memory=encoded.x,
+            memory_geometry=self.sight(document, encoded.document, encoded.real, x),
+        )
+        return Prediction(x, batch.targets)
+
+
+class RewritingDecoder(_Decoder):
+    """Predicts every token of the row from those before it and the encoder's output (Table 2, "uni. self + cross").
+
+    The row stands in its natural order here: token p predicts token p + 1, ``<s>`` is given.
+    """
+
+    def forward(self, encoded: Row, batch: Batch, mask: Tensor, tokens: nn.Embedding) -> Prediction:
+        ids = torch.empty_like(batch.ids).scatter(1, batch.positions, batch.ids)
+        document = torch.empty_like(batch.document).scatter(1, batch.positions, batch.document)[:, :-1]
+        x = self.enter(tokens(ids[:, :-1]), torch.arange(ids.shape[1] - 1, device=ids.device).expand(len(ids), -1))
+        sight = self.sight(document, document, None, x)
+        if sight.bias is not None:
+            ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+            sight = Geometry(sight.bias.masked_fill(ahead, -torch.inf))
+        else:
+            sight = Geometry(causal=True)
+        memory_sight = self.sight(document, encoded.document, encoded.real, x)
+        return Prediction(self.stack(x, sight, memory=encoded.x, memory_geometry=memory_sight), ids[:, 1:])

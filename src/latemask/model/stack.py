@@ -1,0 +1,143 @@
+"""Door, Block, Stack: the Transformer. It knows rows, seats and documents, and has never heard of [MASK]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from latemask.config import Sublayer
+from latemask.model.attention import CrossAttention, Geometry, SelfAttention
+
+
+@dataclass(frozen=True)
+class Row:
+    """Tokens inside a stack: their vectors, and who sits where."""
+
+    x: Float[Tensor, "B n D"]
+    seats: Int[Tensor, "B n"]
+    """Position each token is told."""
+    document: Int[Tensor, "B n"]
+    real: Bool[Tensor, "B n"] | None = None
+    """Which tokens are not padding; None: all."""
+
+    def joined_at(self, start: int, newcomers: Row) -> Row:
+        """The tokens before ``start``, then the newcomers: joining and resetting are the same act."""
+        real = None
+        if self.real is not None:
+            real = torch.cat(
+                [self.real[:, :start], newcomers.seats.new_ones(newcomers.seats.shape, dtype=torch.bool)], 1
+            )
+        return Row(
+            torch.cat([self.x[:, :start], newcomers.x], 1),
+            torch.cat([self.seats[:, :start], newcomers.seats], 1),
+            torch.cat([self.document[:, :start], newcomers.document], 1),
+            real,
+        )
+
+
+class Door(nn.Module):
+    """Where tokens enter a stack: their vector, plus a position (where there is a table), LayerNorm, dropout."""
+
+    def __init__(self, width: int, row_tokens: int | None, epsilon: float, dropout: float):
+        super().__init__()
+        self.positions = nn.Embedding(row_tokens, width) if row_tokens else None
+        self.norm = nn.LayerNorm(width, eps=epsilon)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Float[Tensor, "B n D"], seats: Int[Tensor, "B n"]) -> Float[Tensor, "B n D"]:
+        if self.positions is not None:
+            x = x + self.positions(seats)
+        return self.dropout(self.norm(x))
+
+
+class FeedForward(nn.Sequential):
+    """Linear, exact GELU, Linear."""
+
+    def __init__(self, width: int, inner: int):
+        super().__init__(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+
+
+class Block(nn.Module):
+    """Attention sublayers and a feed-forward network, each with a residual and a LayerNorm.
+
+    With ``start`` above 0 only the tokens from there on are computed and returned: keys and values still come from
+    all. That is exact for the last block before a head, which reads only those tokens.
+    """
+
+    def __init__(
+        self, width: int, heads: int, inner: int, *, sublayers: Sequence[Sublayer], memory_width: int, epsilon: float,
+        dropout: float, pre_norm: bool
+    ):  # fmt: skip
+        super().__init__()
+        self.pre_norm = pre_norm
+        self.self_attention = SelfAttention(width, heads, dropout) if "self" in sublayers else None
+        self.cross_attention = CrossAttention(width, memory_width, heads, dropout) if "cross" in sublayers else None
+        self.feedforward = FeedForward(width, inner)
+        self.norms = nn.ModuleList(nn.LayerNorm(width, eps=epsilon) for _ in range(len(sublayers) + 1))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B n D"],
+        geometry: Geometry,
+        start: int = 0,
+        memory: Float[Tensor, "B K E"] | None = None,
+        memory_geometry: Geometry | None = None,
+    ) -> Float[Tensor, "B Q D"]:
+        norms = iter(self.norms)
+        if self.self_attention is not None:
+            norm = next(norms)
+            seen = norm(x) if self.pre_norm else x
+            x = x[:, start:] + self.dropout(self.self_attention(seen, geometry, start))
+            x = x if self.pre_norm else norm(x)
+        else:
+            x = x[:, start:]
+        if self.cross_attention is not None:
+            assert memory is not None and memory_geometry is not None
+            norm = next(norms)
+            seen = norm(x) if self.pre_norm else x
+            x = x + self.dropout(self.cross_attention(seen, memory, memory_geometry.queries_from(start)))
+            x = x if self.pre_norm else norm(x)
+        norm = next(norms)
+        x = x + self.dropout(self.feedforward(norm(x) if self.pre_norm else x))
+        return x if self.pre_norm else norm(x)
+
+
+class Stack(nn.Module):
+    """Blocks in a row; pre-norm stacks end with a LayerNorm."""
+
+    def __init__(
+        self, depth: int, width: int, heads: int, inner: int, *, epsilon: float, dropout: float,
+        sublayers: Sequence[Sublayer] = ("self",), memory_width: int = 0, pre_norm: bool = False
+    ):  # fmt: skip
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            Block(width, heads, inner, sublayers=sublayers, memory_width=memory_width, epsilon=epsilon, dropout=dropout,
+                  pre_norm=pre_norm)
+            for _ in range(depth)
+        )  # fmt: skip
+        self.final_norm = nn.LayerNorm(width, eps=epsilon) if pre_norm else None
+
+    def forward(
+        self,
+        x: Float[Tensor, "B n D"],
+        geometry: Geometry,
+        *,
+        first: int = 0,
+        last: int | None = None,
+        predict_from: int = 0,
+        memory: Float[Tensor, "B K E"] | None = None,
+        memory_geometry: Geometry | None = None,
+    ) -> Float[Tensor, "B Q D"]:
+        """Blocks ``first`` to ``last`` (exclusive; None: to the end). Where the end is reached, only the tokens from
+        ``predict_from`` on come out."""
+        depth = len(self.blocks)
+        last = depth if last is None else last
+        for number in range(first, last):
+            start = predict_from if number == depth - 1 else 0
+            x = self.blocks[number](x, geometry, start, memory, memory_geometry)
+        return x if last < depth or self.final_norm is None else self.final_norm(x)

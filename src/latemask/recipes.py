@@ -1,0 +1,148 @@
+"""One function per system: a recipe returns a whole Run, and a variant is another recipe changed in a few lines.
+
+Names are ``<system>_<size>``. Sizes: tiny (4 x 128, rows of 128), small (12 x 384), base (12 x 768), large
+(24 x 1024); ``base_plus`` and ``large_plus`` are MAE-LM's *base++* and *large++* (Table 4). What the papers leave open
+is chosen after RoBERTa: LayerNorm epsilon 1e-5, weights from a normal of deviation 0.02, weight decay on matrices only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from latemask.config import Decoder, Masking, Run, Shape, Training
+from latemask.errors import Refusal
+from latemask.joins import Join, early, late
+
+Size = Literal["tiny", "small", "base", "large", "base_plus", "large_plus"]
+SIZES: tuple[Size, ...] = ("tiny", "small", "base", "large")
+PAPER_SIZES: tuple[Size, ...] = ("base_plus", "large_plus")
+
+
+def shape(size: Size) -> Shape:
+    """Encoder of a size; base and larger after MAE-LM section 4.1."""
+    match size:
+        case "tiny":
+            return Shape(depth=4, width=128, heads=2, feedforward=512, row_tokens=128)
+        case "small":
+            return Shape(depth=12, width=384, heads=6, feedforward=1536)
+        case "base":
+            return Shape()
+        case "base_plus":
+            return Shape(vocabulary=64000, relative_buckets=64)
+        case "large":
+            return Shape(depth=24, width=1024, heads=16, feedforward=4096)
+        case "large_plus":
+            return Shape(depth=24, width=1024, heads=16, feedforward=4096, vocabulary=64000, relative_buckets=128,
+                         relative_distance=256)  # fmt: skip
+
+
+def training(size: Size) -> Training:
+    """Table 4 for base and larger; tiny and small are ours, for a laptop and for minutes on one GPU."""
+    match size:
+        case "tiny":
+            return Training(steps=2000, batch_rows=64, learning_rate=2e-3, save_every=500, validate_every=500)
+        case "small":
+            return Training(steps=20_000, batch_rows=256, learning_rate=1e-3)
+        case "base":
+            return Training()
+        case "base_plus":
+            return Training(steps=2_000_000, learning_rate=2e-4, warmup_share=0.005, save_every=10_000,
+                            validate_every=10_000)  # fmt: skip
+        case "large":
+            return Training(learning_rate=2e-4, clip_norm=1.0)
+        case "large_plus":
+            return Training(steps=1_000_000, learning_rate=1e-4, warmup_share=0.01, clip_norm=1.0, save_every=10_000,
+                            validate_every=10_000)  # fmt: skip
+
+
+def decoder(size: Size, depth: int | None = None) -> Decoder:
+    """As wide as the encoder; 4 blocks as in MAE-LM section 4.1, 1 for tiny."""
+    like = shape(size)
+    blocks = depth if depth is not None else (1 if size == "tiny" else 4)
+    return Decoder(depth=blocks, width=like.width, heads=like.heads, feedforward=like.feedforward)
+
+
+def mlm(size: Size) -> Run:
+    """Masked language modelling, all masked tokens shown as [MASK]: MAE-LM's "RoBERTa (Ours)" (Table 1; Table 2,
+    "enc. w. [MASK], no dec."), with the paper's relative positions.
+
+    Paper, base: GLUE 85.2, SQuAD 2.0 78.3 / 81.5. ``latemask pretrain mlm_base --data data/en --out runs/mlm``
+    """
+    return Run("mlm_" + size, _relative(shape(size)), None, Masking(joins=early()), training(size))
+
+
+def mlm_80_10_10(size: Size) -> Run:
+    """BERT's corruption: of the masked tokens 80 % show [MASK], 10 % a random token, 10 % themselves.
+
+    ``latemask pretrain mlm_80_10_10_base --data data/en --out runs/bert``
+    """
+    run = mlm(size)
+    return replace(run, recipe="mlm_80_10_10_" + size, masking=replace(run.masking, filler=(0.8, 0.1, 0.1)))
+
+
+def mae_lm(size: Size) -> Run:
+    """MAE-LM: the encoder sees real tokens only, a 4-block decoder fills the masks (section 3; Table 1).
+
+    Paper, base: GLUE 86.1, SQuAD 2.0 81.1 / 84.1. ``latemask pretrain mae_lm_base --data data/en --out runs/mae``
+    """
+    return replace(mlm(size), recipe="mae_lm_" + size, decoder=decoder(size), masking=Masking(joins=late()))
+
+
+def three_ml(size: Size) -> Run:
+    """3ML: half of the tokens masked, [MASK]s appended before the last quarter of the encoder, no decoder.
+
+    The abstract gives the rate; the layer is ours. ``latemask pretrain three_ml_base --data data/en --out runs/3ml``
+    """
+    plain = shape(size)
+    masking = Masking(rate=0.5, joins=(Join(plain.depth - max(1, plain.depth // 4)),), vector="own")
+    return Run("three_ml_" + size, plain, None, masking, training(size))
+
+
+def three_ml_self(size: Size) -> Run:
+    """3ML_self: half of the tokens masked, a small self-attention decoder over the whole row.
+
+    Published: RoBERTa-base's GLUE at 78 % of its compute, large at 68 %; decoder depth (2, large 4, tiny 1) is ours.
+    ``latemask pretrain three_ml_self_base --data data/en --out runs/3ml-self``
+    """
+    depth = {"tiny": 1, "large": 4, "large_plus": 4}.get(size, 2)
+    masking = Masking(rate=0.5, joins=late(), vector="own")
+    return Run("three_ml_self_" + size, shape(size), decoder(size, depth), masking, training(size))
+
+
+def three_ml_cross(size: Size) -> Run:
+    """3ML_cross: as 3ML_self, each decoder block also attends to the encoder's output.
+
+    ``latemask pretrain three_ml_cross_base --data data/en --out runs/3ml-cross``
+    """
+    run = three_ml_self(size)
+    assert run.decoder is not None
+    return replace(run, recipe="three_ml_cross_" + size, decoder=replace(run.decoder, sublayers=("self", "cross")))
+
+
+def _relative(plain: Shape) -> Shape:
+    return replace(plain, positions="absolute+relative")
+
+
+SYSTEMS: tuple[Callable[[Size], Run], ...] = (mlm, mlm_80_10_10, three_ml, three_ml_self, three_ml_cross, mae_lm)
+PAPER_SYSTEMS = (mlm, mae_lm)
+
+
+def names() -> list[str]:
+    """Every recipe name."""
+    return [f"{system.__name__}_{size}" for system in SYSTEMS for size in SIZES] + [
+        f"{system.__name__}_{size}" for system in PAPER_SYSTEMS for size in PAPER_SIZES
+    ]
+
+
+def recipe(name: str) -> Run:
+    """The Run of a recipe by its name. Raises ``Refusal`` listing the close ones."""
+    for system in SYSTEMS:
+        for size in SIZES + (PAPER_SIZES if system in PAPER_SYSTEMS else ()):
+            if name == f"{system.__name__}_{size}":
+                return system(size)
+    import difflib
+
+    close = difflib.get_close_matches(name, names(), n=4, cutoff=0.4) or names()[:4]
+    raise Refusal("recipe", repr(name), f"one of `latemask recipes`, such as {', '.join(close)}")
