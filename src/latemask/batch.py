@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -51,10 +52,10 @@ class Batch:
         """True ids of the masked tokens."""
         return self.ids[:, self.n_visible :]
 
-    def map(self, change) -> Batch:
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with ``change`` applied to every tensor."""
-        return Batch(**{f.name: None if (value := getattr(self, f.name)) is None else change(value)
-                        for f in dataclasses.fields(self)})  # fmt: skip
+        values = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
+        return dataclasses.replace(self, **{name: change(value) for name, value in values.items() if value is not None})
 
     def to(self, device: torch.device | str) -> Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))

@@ -220,7 +220,7 @@ class Masking(_Typed):
     joins: tuple[Join, ...] = field(default_factory=early)
     """When the masked tokens take their seats."""
     delta: float | None = None
-    """Figure 4: this share of the masked tokens joins the encoder's input and the rest the decoder's; replaces joins."""
+    """Figure 4: this share of the masked tokens joins the encoder's input, the rest the decoder's; replaces joins."""
     filler: tuple[float, float, float] = (1.0, 0.0, 0.0)
     """Shares of early masked tokens that show [MASK], a random token, their own token (BERT: .8 .1 .1)."""
     vector: Literal["token", "own"] = "token"
@@ -341,9 +341,9 @@ class Run(_Typed):
         require(masked <= self.shape.row_tokens - 2, "masking.rate", self.masking.rate,
                 f"at least one visible token besides `<s>` in a row of {self.shape.row_tokens}")  # fmt: skip
         if self.rewrites:
-            require(not plan.joins, "masking.joins", self.masking.joins, "none when the decoder rewrites the row")
+            require(not plan.arrivals, "masking.joins", self.masking.joins, "none when the decoder rewrites the row")
         elif self.decoder is None:
-            require(bool(plan.joins), "masking.joins", self.masking.joins, "at least one join")
+            require(bool(plan.arrivals), "masking.joins", self.masking.joins, "at least one join")
 
     @property
     def rewrites(self) -> bool:
@@ -377,7 +377,7 @@ class Run(_Typed):
 
     @classmethod
     def from_json(cls, text: str, where: str = "run.json") -> Run:
-        """The inverse of ``to_json``. Raises ``Refusal`` on anything unknown, missing or ill-typed, naming the field."""
+        """The inverse of ``to_json``. Raises ``Refusal`` naming the field that is unknown, missing or ill-typed."""
         try:
             data = json.loads(text)
         except json.JSONDecodeError as error:
@@ -402,5 +402,6 @@ def replace(run: Run, changes: dict[str, Any]) -> Run:
 
 
 def _dotted(run: Run) -> list[str]:
-    return [f"{part.name}.{leaf.name}" for part in dataclasses.fields(run)
-            if dataclasses.is_dataclass(owner := getattr(run, part.name)) for leaf in dataclasses.fields(owner)]  # fmt: skip
+    parts = [(part.name, getattr(run, part.name)) for part in dataclasses.fields(run)]
+    return [f"{name}.{leaf.name}" for name, part in parts if dataclasses.is_dataclass(part)
+            for leaf in dataclasses.fields(part)]  # fmt: skip

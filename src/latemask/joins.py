@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from latemask.errors import Refusal
 
@@ -70,52 +70,64 @@ def count(share: float, masked_tokens: int) -> int:
     return int(share * masked_tokens + 0.5)
 
 
+class Arrival(NamedTuple):
+    """A Join resolved against an encoder: ``layer`` is a block number, or the depth for the decoder's door."""
+
+    layer: int
+    start: float
+    stop: float
+
+    def tokens(self, masked_tokens: int) -> tuple[int, int]:
+        """``start`` and ``stop`` as places among the M masked tokens."""
+        return count(self.start, masked_tokens), count(self.stop, masked_tokens)
+
+
 @dataclass(frozen=True)
 class Plan:
-    """Joins checked against an encoder of ``depth`` blocks, in order, empty ones dropped; ``layer == depth`` is the
-    decoder's door.
+    """Joins checked against an encoder of ``depth`` blocks, in order, empty ones dropped."""
 
-    Raises ``Refusal`` where a layer is out of range, a join leaves a hole, two joins share a layer, or a masked token
-    never joins.
-    """
-
-    joins: tuple[Join, ...]
+    arrivals: tuple[Arrival, ...]
     depth: int
 
     @classmethod
     def of(cls, joins: Iterable[Join], depth: int, has_filling_decoder: bool) -> Plan:
-        resolved: list[tuple[int, Join]] = []
+        """Raises ``Refusal`` where a layer is out of range, a join leaves a hole, two joins share a layer, or a masked
+        token never joins."""
+        arrivals: list[Arrival] = []
         for join in joins:
-            layer = depth if join.layer == DECODER else join.layer
-            if join.layer == DECODER and not has_filling_decoder:
+            layer = depth if isinstance(join.layer, str) else join.layer
+            if isinstance(join.layer, str) and not has_filling_decoder:
                 raise Refusal("masking.joins", "a join at the decoder", "a recipe with a filling decoder")
-            if join.layer != DECODER and layer >= depth:
+            if not isinstance(join.layer, str) and layer >= depth:
                 raise Refusal("masking.joins", f"a join before block {layer}", f"a block from 0 to {depth - 1}")
             if join.start < join.stop:
-                resolved.append((layer, join))
-        resolved.sort(key=lambda item: item[0])
+                arrivals.append(Arrival(layer, join.start, join.stop))
+        arrivals.sort()
         seated = 0.0
-        for place, (layer, join) in enumerate(resolved):
-            if place and resolved[place - 1][0] == layer:
-                raise Refusal("masking.joins", f"two joins before block {layer}", "one join per block")
-            if join.start > seated:
-                raise Refusal(
-                    "masking.joins", f"{join} after {seated:g} joined", f"start <= {seated:g}: no token left out"
-                )
-            seated = join.stop
-        if seated != 1 and (resolved or has_filling_decoder):
+        for before, arrival in zip([None, *arrivals], arrivals, strict=False):
+            if before is not None and before.layer == arrival.layer:
+                raise Refusal("masking.joins", f"two joins before block {arrival.layer}", "one join per block")
+            if arrival.start > seated:
+                found = f"a join from {arrival.start:g} on after {seated:g} joined"
+                raise Refusal("masking.joins", found, f"start <= {seated:g}: no masked token left out")
+            seated = arrival.stop
+        if seated != 1 and (arrivals or has_filling_decoder):
             raise Refusal("masking.joins", f"{seated:g} of the masked tokens joined", "all of them (stop 1) at the end")
-        return cls(tuple(Join(layer, join.start, join.stop) for layer, join in resolved), depth)
+        return cls(tuple(arrivals), depth)
 
-    def at(self, layer: int) -> Join | None:
-        """The join before block ``layer``, or None."""
-        return next((join for join in self.joins if join.layer == layer), None)
+    @property
+    def in_encoder(self) -> tuple[Arrival, ...]:
+        return tuple(arrival for arrival in self.arrivals if arrival.layer < self.depth)
 
-    def seated(self, layer: int, masked_tokens: int) -> int:
-        """How many masked tokens are in the row while block ``layer`` runs (``layer == depth``: in the decoder)."""
-        here = [join.stop for join in self.joins if join.layer != DECODER and join.layer <= layer]
-        return count(here[-1], masked_tokens) if here else 0
+    @property
+    def at_decoder(self) -> Arrival | None:
+        return next((arrival for arrival in self.arrivals if arrival.layer == self.depth), None)
 
     def lengths(self, visible_tokens: int, masked_tokens: int) -> list[int]:
         """Row length in tokens inside each of the ``depth`` encoder blocks."""
-        return [visible_tokens + self.seated(layer, masked_tokens) for layer in range(self.depth)]
+        lengths, here = [], visible_tokens
+        stops = {arrival.layer: visible_tokens + arrival.tokens(masked_tokens)[1] for arrival in self.in_encoder}
+        for layer in range(self.depth):
+            here = stops.get(layer, here)
+            lengths.append(here)
+        return lengths

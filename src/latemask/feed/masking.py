@@ -27,7 +27,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
         return x ^ (x >> U64(31))
 
 
-def noise(*keys: int | np.ndarray) -> np.ndarray:
+def noise(*keys: int | np.integer | np.ndarray) -> np.ndarray:
     """uint64 noise of the keys' broadcast shape: the same keys give the same bits, anywhere."""
     state = np.zeros((), U64)
     with np.errstate(over="ignore"):
@@ -84,7 +84,7 @@ def lay_out(
     ``epoch`` and ``row`` [B] are the keys of each row's noise. Raises ``Refusal`` where a row has fewer than M
     ordinary tokens.
     """
-    rows, row_tokens = ids.shape
+    row_tokens = ids.shape[1]
     masked_tokens = masking.masked_tokens(row_tokens)
     place = np.arange(row_tokens)
     keys = (epoch[:, None], row[:, None])

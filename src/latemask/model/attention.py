@@ -121,6 +121,7 @@ class RelativeBias(nn.Module):
         super().__init__()
         self.row_tokens = row_tokens
         self.table = nn.Embedding(buckets, heads)
+        self.bucket_of: Tensor
         self.register_buffer("bucket_of", relative_buckets(row_tokens, buckets, distance), persistent=False)
 
     def forward(self, seats: Int[Tensor, "B n"]) -> Float[Tensor, "B H n n"]:

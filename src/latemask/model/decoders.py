@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from latemask.batch import Batch
 from latemask.config import Decoder, Shape
-from latemask.joins import Join, count
+from latemask.joins import Arrival
 from latemask.model.attention import Geometry, visibility
 from latemask.model.heads import Prediction
 from latemask.model.stack import Door, Row, Stack
@@ -73,14 +73,14 @@ class FillingDecoder(_Decoder):
     attention only, visible tokens change nothing as queries: the stack runs on the M masked positions alone.
     """
 
-    def __init__(self, decoder: Decoder, shape: Shape, join: Join | None):
+    def __init__(self, decoder: Decoder, shape: Shape, join: Arrival | None):
         super().__init__(decoder, shape)
         self.join = join
 
     def forward(self, encoded: Row, batch: Batch, mask: Tensor, tokens: nn.Embedding) -> Prediction:
         x, real, visible = encoded.x, encoded.real, batch.n_visible
         if self.join is not None:
-            start, stop = (count(share, batch.n_masked) for share in (self.join.start, self.join.stop))
+            start, stop = self.join.tokens(batch.n_masked)
             x = torch.cat([x[:, : visible + start], mask.to(x.dtype).expand(batch.rows, stop - start, -1)], 1)
         if batch.real is not None:
             real = torch.cat([batch.real, batch.real.new_ones(batch.filler.shape)], 1)

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from latemask.batch import Batch
 from latemask.config import Run
-from latemask.joins import count
 from latemask.model.decoders import FillingDecoder, NoDecoder, RewritingDecoder
 from latemask.model.encoder import Encoder
 from latemask.model.heads import Head, Prediction
@@ -29,7 +28,7 @@ class Pretrainer(nn.Module):
         elif run.rewrites:
             self.decoder = RewritingDecoder(run.decoder, shape)
         else:
-            self.decoder = FillingDecoder(run.decoder, shape, plan.at(shape.depth))
+            self.decoder = FillingDecoder(run.decoder, shape, plan.at_decoder)
         self.head = Head(self.decoder.width, shape.width, shape.vocabulary, shape.norm_epsilon)
         self.apply(self._initialise)
         if self.mask_vector is not None:
@@ -37,7 +36,7 @@ class Pretrainer(nn.Module):
 
     def predict(self, batch: Batch) -> Prediction:
         """The figure: visible tokens enter, masked tokens join when the plan says, a decoder may follow."""
-        visible, depth = batch.n_visible, self.plan.depth
+        visible = batch.n_visible
         row = self.encoder.enter(
             self.encoder.tokens(batch.ids[:, :visible]),
             batch.seats[:, :visible],
@@ -45,12 +44,11 @@ class Pretrainer(nn.Module):
             batch.real,
         )
         done = 0
-        for join in self.plan.joins:
-            if join.layer != depth:
-                row = self.encoder.run(row, done, join.layer)
-                row = self._join(row, batch, count(join.start, batch.n_masked), count(join.stop, batch.n_masked))
-                done = join.layer
-        row = self.encoder.run(row, done, depth, predict_from=visible if self.decoder.reads_predicted_only else 0)
+        for arrival in self.plan.in_encoder:
+            row = self.encoder.run(row, done, arrival.layer)
+            row = self._join(row, batch, *arrival.tokens(batch.n_masked))
+            done = arrival.layer
+        row = self.encoder.run(row, done, predict_from=visible if self.decoder.reads_predicted_only else 0)
         return self.decoder(row, batch, self.mask(), self.encoder.tokens)
 
     def forward(self, batch: Batch) -> Float[Tensor, "B P"]:

@@ -97,7 +97,8 @@ class Block(nn.Module):
         else:
             x = x[:, start:]
         if self.cross_attention is not None:
-            assert memory is not None and memory_geometry is not None
+            assert memory is not None
+            assert memory_geometry is not None
             norm = next(norms)
             seen = norm(x) if self.pre_norm else x
             x = x + self.dropout(self.cross_attention(seen, memory, memory_geometry.queries_from(start)))
