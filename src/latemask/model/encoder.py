@@ -47,6 +47,8 @@ class Encoder(nn.Module):
 
     def run(self, row: Row, first: int = 0, last: int | None = None, predict_from: int = 0) -> Row:
         """Blocks ``first`` to ``last``; at the end of the stack only tokens from ``predict_from`` on come out."""
+        if first == last:
+            return row
         x = self.stack(row.x, self.geometry(row), first=first, last=last, predict_from=predict_from)
         start = row.x.shape[1] - x.shape[1]
         real = None if row.real is None else row.real[:, start:]
