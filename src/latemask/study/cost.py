@@ -1,0 +1,161 @@
+"""What a run costs, computed from its Run alone: parameters, FLOPs per token, memory of a card, GPU-hours.
+
+No torch here. The counts are those of ``latemask.counts``; hours are the plain FLOPs of the full run over a card's peak at a stated
+MFU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from latemask import console
+from latemask.cards import Card, card, card_of_device
+from latemask.config import Masking, Run
+from latemask.counts import Flops, Memory, Parameters, flops, flops_per_token, memory, parameters
+from latemask.errors import Refusal
+from latemask.joins import early
+
+__all__ = ["Cost", "CostOptions", "card_of_device", "cost", "flops_per_token", "run_cost", "show"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Everything ``latemask cost`` says of a run on ``cards`` cards of a kind at a stated MFU."""
+
+    run: Run
+    parameters: Parameters
+    plain: Flops
+    executed: Flops
+    plain_ratio: float
+    """Plain FLOPs per token over those of MLM at the same shape at 15 %."""
+    executed_ratio: float
+    """Executed FLOPs per token over those that the same MLM executes."""
+    memory: Memory
+    card: Card
+    cards: int
+    mfu: float
+    gpu_hours: float
+    """Of the full run, all cards together."""
+    tokens: int
+    """Of the full run, visible and masked."""
+
+    @property
+    def rows_that_fit(self) -> int:
+        """Rows of a micro-batch by the estimate, a tenth of the card left free."""
+        return max(0, int((0.9 * self.card.memory - self.memory.state) / self.memory.row))
+
+
+def mlm_twin(run: Run) -> Run:
+    """MLM at the same shape, vocabulary and training, 15 % masked: what ratios are taken to."""
+    return dataclasses.replace(run, recipe="mlm", decoder=None, masking=Masking(rate=0.15, joins=early()))
+
+
+def training_tokens(run: Run) -> int:
+    """Tokens of the full run, visible and masked."""
+    tokens = run.training.steps * run.training.batch_rows * run.shape.row_tokens
+    return tokens if run.training.max_tokens is None else min(tokens, run.training.max_tokens)
+
+
+def gpu_hours(flops: float, card: Card, mfu: float) -> float:
+    """Hours of one card for this many plain FLOPs. Raises ``Refusal`` for an MFU outside 0..1."""
+    if not 0 < mfu <= 1:
+        raise Refusal("--mfu", repr(mfu), "more than 0, at most 1")
+    return flops / (card.peak * mfu) / 3600
+
+
+def cost(run: Run, *, kind: str = "H100", cards: int = 8, mfu: float = 0.4, micro_rows: int | None = None) -> Cost:
+    """The cost of a run. Raises ``Refusal`` for an unknown kind, no cards, no rows or an MFU outside 0..1."""
+    for field, number in (("--cards", cards), ("--micro-rows", 1 if micro_rows is None else micro_rows)):
+        if number < 1:
+            raise Refusal(field, repr(number), "at least 1")
+    named, twin, tokens = card(kind), mlm_twin(run), training_tokens(run)
+    plain, executed = flops(run, executed=False), flops(run, executed=True)
+    rows = micro_rows or run.training.micro_rows or max(1, min(64, run.training.batch_rows // cards))
+    return Cost(
+        run=run,
+        parameters=parameters(run),
+        plain=plain,
+        executed=executed,
+        plain_ratio=plain.total / flops(twin, executed=False).total,
+        executed_ratio=executed.total / flops(twin, executed=True).total,
+        memory=memory(run, rows),
+        card=named,
+        cards=cards,
+        mfu=mfu,
+        gpu_hours=gpu_hours(plain.total * tokens, named, mfu),
+        tokens=tokens,
+    )
+
+
+PUBLISHED_SHARE = {(12, 768): 0.78, (24, 1024): 0.68}
+"""3ML's abstract, by depth and width: its share of RoBERTa's compute budget; how that was counted is not known."""
+
+
+@dataclass
+class CostOptions:
+    """Parameters, FLOPs per token, ratio to MLM, memory and GPU-hours of a recipe; computed, nothing is run."""
+
+    recipe: str
+    """A name from `latemask recipes`."""
+    vocabulary: int | None = None
+    """Token ids, where it differs from the recipe's."""
+    cards: int = 8
+    """GPUs."""
+    kind: str = "H100"
+    """Their kind."""
+    mfu: float = 0.4
+    """Share of the peak that is reached, counted on the plain objective."""
+    micro_rows: int | None = None
+    """Rows of a forward pass on one card, for the memory estimate."""
+
+
+def run_cost(options: CostOptions) -> None:
+    """Print the tables of ``latemask cost``. Raises ``Refusal`` for a recipe or a card that does not exist."""
+    from latemask.recipes import recipe
+
+    run = recipe(options.recipe)
+    if options.vocabulary is not None:
+        run = dataclasses.replace(run, shape=dataclasses.replace(run.shape, vocabulary=options.vocabulary))
+    show(cost(run, kind=options.kind, cards=options.cards, mfu=options.mfu, micro_rows=options.micro_rows))
+
+
+def show(of: Cost) -> None:
+    """Print a Cost."""
+    run, kind = of.run, of.card.name
+    lengths = run.plan.lengths(run.visible_tokens, run.masked_tokens)
+    micro_rows = round(of.memory.activations / of.memory.row)
+    console.table(
+        f"{run.recipe}, vocabulary {run.shape.vocabulary:,}, on {of.cards} x {kind}",
+        ("what", "value"),
+        [
+            ("parameters kept", f"{of.parameters.kept:,}"),
+            ("parameters thrown away", f"{of.parameters.thrown_away:,}"),
+            ("parameters in all", f"{of.parameters.total:,}"),
+            ("tokens of a row: visible + masked", f"{run.visible_tokens} + {run.masked_tokens}"),
+            ("tokens in each encoder block", ", ".join(_runs(lengths))),
+            (f"memory of one card, {micro_rows} rows at once (estimate)", f"{of.memory.total / 1e9:,.1f} GB"),
+            (f"rows at once that fit one {kind} (estimate)", f"{of.rows_that_fit:,}"),
+            ("tokens of the full run", f"{of.tokens:,}"),
+            (f"{kind}-hours of the full run at an MFU of {of.mfu:g}", f"{of.gpu_hours:,.4g}"),
+            ("hours of the full run", f"{of.gpu_hours / of.cards:,.4g}"),
+        ],
+    )
+    parts = ("linear", "attention", "decoder", "head", "total")
+    rows = [(part, *(f"{getattr(count, part) / 1e6:,.1f}" for count in (of.plain, of.executed))) for part in parts]
+    rows.append(("share of MLM at 15 %, computed", f"{of.plain_ratio:.1%}", f"{of.executed_ratio:.1%}"))
+    published = PUBLISHED_SHARE.get((run.shape.depth, run.shape.width))
+    if published is not None and run.recipe.startswith("three_ml"):
+        rows.append(("share of RoBERTa's budget, published", f"{published:.0%}", ""))
+    console.table("MFLOP per token, forward and backward", ("part", "plain", "executed"), rows)
+    console.say("Computed, not measured. MFU counts the plain objective.")
+
+
+def _runs(lengths: Sequence[int]) -> Iterator[str]:
+    """Equal neighbours together: 435 x 9, 512 x 3."""
+    start = 0
+    for stop in range(1, len(lengths) + 1):
+        if stop == len(lengths) or lengths[stop] != lengths[start]:
+            yield f"{lengths[start]} x {stop - start}"
+            start = stop
