@@ -58,9 +58,10 @@ class Rows:
         ends = np.asarray(self.stream.starts[1:]) - 1
         special = np.bincount(ends // self.stride, minlength=total)[:total]
         if self.stream.unknown_tokens:
-            for row in range(total):
-                tokens = self.stream.tokens[row * self.stride : (row + 1) * self.stride]
-                special[row] = np.isin(tokens, self.shape.specials.ids).sum()
+            for first in range(0, total, 4096):
+                last = min(first + 4096, total)
+                tokens = self.stream.tokens[first * self.stride : last * self.stride].reshape(-1, self.stride)
+                special[first:last] = np.isin(tokens, self.shape.specials.ids).sum(1)
         return special
 
     def row_number(self, index: np.ndarray) -> np.ndarray:

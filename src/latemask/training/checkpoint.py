@@ -1,0 +1,237 @@
+"""A step folder on disk: written aside, synced, renamed; whole or not there.
+
+``step-0012000/`` holds ``encoder.safetensors`` (what is kept), ``rest.safetensors`` (what is thrown away),
+``optimizer.safetensors``, ``tokenizer.json``, ``run.json`` (the only source for rebuilding it) and ``state.json``
+(where the data stands, and every file's SHA-256).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from latemask.config import Run, typed
+from latemask.errors import Refusal
+from latemask.model.encoder import Encoder
+from latemask.model.pretrainer import Pretrainer
+
+ENCODER, REST, OPTIMIZER = "encoder.safetensors", "rest.safetensors", "optimizer.safetensors"
+RUN, STATE, TOKENIZER = "run.json", "state.json", "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class State:
+    """All that a resumed run needs besides tensors. ``batch_index`` and ``updates`` differ by the skipped updates."""
+
+    batch_index: int = 0
+    """The next batch to take."""
+    updates: int = 0
+    """Updates made: the step."""
+    skips_in_a_row: int = 0
+    """Updates skipped since the last one made."""
+    seconds: float = 0.0
+    """Training time so far, validation and saving left out."""
+    best_loss: float | None = None
+    """Lowest validation loss so far, nats per masked token."""
+    best_step: int = 0
+    """The step that had it."""
+    data: str = ""
+    """Folder of the prepared data."""
+    data_fingerprint: str = ""
+    """Of tokenizer and token stream: a run resumes on the same data only."""
+
+
+def step_name(step: int) -> str:
+    return f"step-{step:07d}"
+
+
+def step_number(folder: Path) -> int | None:
+    """The step of a step folder by its name; None for anything else."""
+    match = re.fullmatch(r"step-(\d+)", folder.name)
+    return int(match[1]) if match else None
+
+
+def steps(run_folder: Path) -> list[Path]:
+    """Step folders in numeric order, whole or not."""
+    found = (
+        [folder for folder in run_folder.iterdir() if step_number(folder) is not None] if run_folder.is_dir() else []
+    )
+    return sorted(found, key=lambda folder: step_number(folder) or 0)
+
+
+def fault(step: Path) -> str | None:
+    """What is wrong with a step folder's files (a checksum read of all); None: it is whole."""
+    try:
+        files = json.loads((step / STATE).read_text())["files"]
+        for name, digest in files.items():
+            if _digest(step / name) != digest:
+                return f"{name} differs from its checksum"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{STATE} cannot be read ({type(error).__name__})"
+    return None
+
+
+def newest(run_folder: Path, passed_over: list[str] | None = None) -> Path:
+    """The newest whole step folder; what was passed over, and why, is added to ``passed_over``.
+
+    Raises ``Refusal`` where there is none.
+    """
+    broken = []
+    for step in reversed(steps(run_folder)):
+        problem = fault(step)
+        if problem is None:
+            if passed_over is not None:
+                passed_over.extend(broken)
+            return step
+        broken.append(f"{step.name}: {problem}")
+    raise Refusal(run_folder, "; ".join(broken) or "no step folder", "a run folder with a whole checkpoint")
+
+
+def resolve(folder: Path | str) -> Path:
+    """A run folder's newest whole step; a step folder is itself. Raises ``Refusal`` for anything else."""
+    folder = Path(folder)
+    if (folder / RUN).is_file():
+        if problem := fault(folder):
+            raise Refusal(folder, problem, "a whole checkpoint")
+        return folder
+    return newest(folder)
+
+
+def write(
+    run_folder: Path, run: Run, state: State, model: Pretrainer, optimizer: dict[str, Tensor], tokenizer: bytes
+) -> Path:
+    """Write the step folder of ``state.updates``. A whole one is left as it is: the same run made it."""
+    final = run_folder / step_name(state.updates)
+    if final.exists() and fault(final) is None:
+        return final
+    aside = run_folder / f".{final.name}.partial"
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.mkdir(parents=True)
+    encoder, rest = _split(model.state_dict())
+    save_file(encoder, aside / ENCODER)
+    save_file(rest, aside / REST)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in optimizer.items()}, aside / OPTIMIZER)
+    (aside / RUN).write_text(run.to_json())
+    (aside / TOKENIZER).write_bytes(tokenizer)
+    files = {path.name: _digest(path) for path in sorted(aside.iterdir())}
+    (aside / STATE).write_text(json.dumps({**dataclasses.asdict(state), "files": files}, indent=2) + "\n")
+    for path in [*aside.iterdir(), aside]:
+        _sync(path)
+    if final.exists():
+        shutil.rmtree(final)
+    os.rename(aside, final)
+    _sync(run_folder)
+    return final
+
+
+def prune(run_folder: Path, keep: int, best_step: int) -> None:
+    """Delete all step folders but step 0, the best and the newest ``keep`` (0: keep all)."""
+    numbered = steps(run_folder)
+    for step in numbered[: -keep or len(numbered)] if keep else []:
+        if step_number(step) not in (0, best_step):
+            doomed = run_folder / f".{step.name}.deleted"
+            os.rename(step, doomed)
+            shutil.rmtree(doomed)
+
+
+def sweep(run_folder: Path) -> None:
+    """Remove what a killed process left half-written or half-deleted."""
+    for pattern in (".step-*.partial", ".step-*.deleted"):
+        for left in run_folder.glob(pattern):
+            shutil.rmtree(left)
+
+
+def read_run(step: Path) -> Run:
+    """The run of a step folder. Raises ``Refusal`` naming what is wrong with ``run.json``."""
+    return Run.from_json(_text(step / RUN), where=str(step / RUN))
+
+
+def read_state(step: Path) -> State:
+    """Where a step folder's run stands."""
+    try:
+        data = json.loads(_text(step / STATE))
+    except json.JSONDecodeError as error:
+        raise Refusal(f"{step / STATE}:{error.lineno}", error.msg, "JSON") from None
+    return typed(State, {name: value for name, value in data.items() if name != "files"}, str(step / STATE))
+
+
+def read_pretrainer(step: Path) -> Pretrainer:
+    """Encoder, decoder and head in fp32, in evaluation mode. Raises ``Refusal`` listing keys that do not match."""
+    model = Pretrainer(read_run(step))
+    tensors = {f"encoder.{name}": tensor for name, tensor in _tensors(step / ENCODER).items()}
+    load_strictly(model, tensors | _tensors(step / REST), step)
+    return model.eval()
+
+
+def read_encoder(step: Path) -> Encoder:
+    """The encoder alone in fp32, in evaluation mode. Raises ``Refusal`` listing keys that do not match."""
+    encoder = Encoder(read_run(step).shape)
+    load_strictly(encoder, _tensors(step / ENCODER), step / ENCODER)
+    return encoder.eval()
+
+
+def read_optimizer(step: Path) -> dict[str, Tensor]:
+    return _tensors(step / OPTIMIZER)
+
+
+def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
+    """``load_state_dict`` in which every missing, unexpected or misshapen key is a ``Refusal`` that lists it."""
+    own = module.state_dict()
+    odd = [f"missing {name}" for name in own.keys() - tensors.keys()]
+    odd += [f"unexpected {name}" for name in tensors.keys() - own.keys()]
+    odd += [f"{name} {tuple(tensors[name].shape)} instead of {tuple(own[name].shape)}"
+            for name in own.keys() & tensors.keys() if tensors[name].shape != own[name].shape]  # fmt: skip
+    if odd:
+        more = f" and {len(odd) - 6} more" if len(odd) > 6 else ""
+        raise Refusal(where, ", ".join(sorted(odd)[:6]) + more, "the tensors of its run.json")
+    module.load_state_dict(tensors)
+
+
+def _split(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    plain = {name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()}
+    prefix = "encoder."
+    encoder = {name.removeprefix(prefix): tensor for name, tensor in plain.items() if name.startswith(prefix)}
+    return encoder, {name: tensor for name, tensor in plain.items() if not name.startswith(prefix)}
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except FileNotFoundError:
+        raise Refusal(path, "no such file", "a checkpoint's tensors") from None
+    except SafetensorError as error:
+        raise Refusal(path, f"a broken file ({error})", "a safetensors file") from None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        raise Refusal(path, "no such file", "a step folder") from None
+    except (UnicodeDecodeError, OSError) as error:
+        raise Refusal(path, f"an unreadable file ({type(error).__name__})", "JSON") from None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

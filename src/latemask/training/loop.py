@@ -1,0 +1,383 @@
+"""Pretraining as one function: take batch ``index``, forward, backward, update, write down, save.
+
+No state hides anywhere: data follows from the batch index, dropout from (seed, batch index, rank), the learning rate
+from the number of updates (or rank 0's clock), so a checkpoint is tensors and a few numbers. The host never waits
+for the device inside a step: whether an update was skipped is read after the next forward pass was launched.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latemask.batch import Batch
+from latemask.config import Run, replace
+from latemask.errors import Refusal
+from latemask.feed.batches import Rows, TrainingBatches
+from latemask.feed.masking import noise
+from latemask.feed.prefetch import Prefetch
+from latemask.model.pretrainer import Pretrainer
+from latemask.study.cost import card_of_device, flops_per_token
+from latemask.text.store import TokenStore, open_store
+from latemask.training import checkpoint, journal
+from latemask.training.checkpoint import State
+from latemask.training.distributed import World, joined_world
+from latemask.training.guards import disk_full_is_refused, locked, signals
+from latemask.training.micro import compile_blocks, find_micro_rows, out_of_memory_is_refused
+from latemask.training.optimizer import Verdict, load_optimizer_tensors, make_optimizer, optimizer_tensors, update
+from latemask.training.schedules import learning_rate, share_of_updates
+from latemask.training.validation import Validation
+from latemask.training.watch import Display, Stopwatch
+
+PREEMPTED = 75
+"""Exit status of the command after SIGTERM: the run was saved and wants to be resumed."""
+
+DROPOUT = np.uint64(5)
+"""Stream of noise that seeds dropout."""
+
+Reason = Literal["steps", "seconds", "signal"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call of ``pretrain`` ended."""
+
+    step: Path
+    """The last step folder."""
+    reason: Reason
+    """Why it stopped; "signal" after SIGTERM or Ctrl-C."""
+    validation_loss: float | None
+    """Nats per masked token at the last validation; None where there was none."""
+
+
+class Diverged(Refusal):
+    """Too many updates in a row had a loss or gradient that is not finite."""
+
+
+def pretrain(
+    run: Run | None,
+    data: Path | str | None,
+    out: Path | str,
+    *,
+    resume: Literal["never", "if-present", "always"] = "never",
+    overwrite: bool = False,
+    trackers: Sequence[journal.Tracker] = (),
+) -> Outcome:
+    """Pretrain ``run`` on the prepared ``data`` into the run folder ``out``; under torchrun, on every process.
+
+    ``resume``: "always" goes on from the newest whole checkpoint in ``out`` (``run`` and ``data`` may be None: the
+    checkpoint says); "if-present" starts where there is none. ``overwrite`` allows a folder that holds another run.
+    SIGTERM and Ctrl-C save at the next step.
+
+    Raises ``Refusal`` for settings, data or folders that cannot be used, and ``Diverged`` where training broke down;
+    the last good checkpoint stays.
+
+    >>> outcome = latemask.pretrain(latemask.recipe("mae_lm_tiny"), "data/en", "runs/x")  # doctest: +SKIP
+    """
+    out = Path(out)
+    with joined_world() as world, locked(out, world):
+        has_checkpoint = bool(world.decide_object(bool(checkpoint.steps(out))))
+        if resume == "always" or (resume == "if-present" and has_checkpoint):
+            return _resumed(run, data, out, world, trackers)
+        if has_checkpoint and not overwrite:
+            raise Refusal(out, "a run already", "an empty folder", "Resume it with --resume, or pass --overwrite")
+        if run is None or data is None:
+            raise Refusal("pretrain", "no recipe or no data", "RECIPE --data DATA --out FOLDER, or a run to resume")
+        store = open_store(Path(data))
+        run = _fitted(run, store)
+        torch.manual_seed(run.training.seed)
+        state = State(data=str(Path(data).resolve()), data_fingerprint=_fingerprint(store))
+        parts = _assemble(run, store, Pretrainer(run), {}, world)
+        if world.leads:
+            for step in checkpoint.steps(out):
+                shutil.rmtree(step)
+            (out / "journal.jsonl").unlink(missing_ok=True)
+        return _train(parts, state, out, world, is_resumed=False, trackers=trackers)
+
+
+def _resumed(
+    run: Run | None, data: Path | str | None, out: Path, world: World, trackers: Sequence[journal.Tracker]
+) -> Outcome:
+    passed_over: list[str] = []
+    if world.leads:
+        checkpoint.sweep(out)
+    step = Path(str(world.decide_object(str(checkpoint.newest(out, passed_over)) if world.leads else "")))
+    for problem in passed_over:
+        print(f"passed over {problem}", file=sys.stderr)
+    saved, state = checkpoint.read_run(step), checkpoint.read_state(step)
+    store = open_store(Path(data if data is not None else state.data))
+    if _fingerprint(store) != state.data_fingerprint:
+        raise Refusal(store.folder, "other tokens or another tokenizer", f"the data that {step} was trained on")
+    if run is not None:
+        run = _fitted(run, store)
+        fixed = ("recipe", "shape", "decoder", "masking")
+        if changed := [name for name in fixed if getattr(run, name) != getattr(saved, name)]:
+            raise Refusal(out, f"a run with another {', '.join(changed)}", "the settings it was started with")
+        saved = dataclasses.replace(saved, training=run.training)
+    model = checkpoint.read_pretrainer(step)
+    parts = _assemble(saved, store, model, checkpoint.read_optimizer(step), world)
+    return _train(parts, state, out, world, is_resumed=True, trackers=trackers)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """What a run is made of on this process."""
+
+    run: Run
+    store: TokenStore
+    rows: Rows
+    batches: TrainingBatches
+    validation: Validation | None
+    model: Pretrainer
+    trained: nn.Module
+    """The model, or its DistributedDataParallel."""
+    optimizer: torch.optim.AdamW
+    precision: Callable[[], Any]
+    micro_rows: int
+    first_row: int
+    last_row: int
+    total_steps: int
+
+
+def _assemble(
+    run: Run, store: TokenStore, model: Pretrainer, optimizer_state: dict[str, Tensor], world: World
+) -> _Parts:
+    settings, device = run.training, world.device
+    if settings.batch_rows < world.size:
+        raise Refusal(
+            "training.batch_rows", str(settings.batch_rows), f"a row for each of {world.size} processes or more"
+        )
+    model = model.to(device).train()
+    rows = Rows(store.train, run.shape, run.masked_tokens, f"{store.folder} (train)")
+    seed = settings.seed if settings.data_seed is None else settings.data_seed
+    batches = TrainingBatches(rows, run.masking, settings.batch_rows, seed)
+    first_row, last_row = world.share(settings.batch_rows)
+    precision = _autocast(settings.precision, device)
+    mine = last_row - first_row
+    micro_rows = min(settings.micro_rows or find_micro_rows(model, batches, mine, precision), mine)
+    if settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda"):
+        compile_blocks(model)
+    can_validate = settings.validate_every > 0 and len(store.valid.tokens) >= run.shape.row_tokens - 1
+    optimizer = make_optimizer(model, settings)
+    load_optimizer_tensors(model, optimizer, optimizer_state)
+    trained: nn.Module = model
+    if world.size > 1:
+        ids = [device.index] if device.type == "cuda" else None
+        trained = nn.parallel.DistributedDataParallel(model, ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+    steps = settings.steps
+    if settings.max_tokens is not None:
+        steps = min(steps, max(1, settings.max_tokens // (settings.batch_rows * run.shape.row_tokens)))
+    validation = Validation(run, store) if can_validate else None
+    return _Parts(run, store, rows, batches, validation, model, trained, optimizer, precision, micro_rows, first_row,
+                  last_row, steps)  # fmt: skip
+
+
+def _train(
+    parts: _Parts, state: State, out: Path, world: World, *, is_resumed: bool, trackers: Sequence[journal.Tracker]
+) -> Outcome:
+    run, settings, model, batches = parts.run, parts.run.training, parts.model, parts.batches
+    batch_tokens = settings.batch_rows * run.shape.row_tokens
+    watch, verdict = Stopwatch(state.seconds), Verdict(world.device)
+    plain_flops, executed_flops = flops_per_token(run)
+    card = card_of_device(_device_name(world.device))
+    tokenizer = (parts.store.folder / "tokenizer.json").read_bytes()
+    validation_loss: float | None = None
+    reason: Reason = "steps"
+
+    with ExitStack() as stack:
+        book = None
+        display = stack.enter_context(Display(run, parts.total_steps, out, enabled=world.leads))
+        if world.leads:
+            listeners = journal.listeners(trackers, out, dataclasses.asdict(run))
+            resumed_at = state.updates if is_resumed else None
+            book = stack.enter_context(closing(journal.Journal(out / "journal.jsonl", resumed_at, listeners)))
+        signalled = stack.enter_context(signals())
+        stack.enter_context(out_of_memory_is_refused(parts.micro_rows))
+        prefetch = stack.enter_context(
+            Prefetch(batches, parts.first_row, parts.last_row, parts.micro_rows, world.device)
+        )
+
+        def note(kind: str, **values: Any) -> None:
+            if book is not None:
+                book.add(kind, step=state.updates, **values)
+                display.hear(kind, {"step": state.updates, **values})
+
+        def save() -> Path:
+            folder = out / checkpoint.step_name(state.updates)
+            with watch.paused():
+                if world.leads and not folder.exists():
+                    now = dataclasses.replace(state, seconds=watch.seconds)
+                    with disk_full_is_refused(folder):
+                        tensors = optimizer_tensors(model, parts.optimizer)
+                        checkpoint.write(out, run, now, model, tensors, tokenizer)
+                        checkpoint.prune(out, settings.keep, state.best_step)
+                    note("save", folder=folder.name, seconds=watch.seconds)
+                world.wait()
+            return folder
+
+        def validate() -> None:
+            nonlocal state, validation_loss
+            if parts.validation is None:
+                return
+            with watch.paused():
+                loss = parts.validation.loss(model, parts.micro_rows, parts.precision, world)
+            validation_loss = loss.overall
+            if state.best_loss is None or loss.overall < state.best_loss:
+                state = dataclasses.replace(state, best_loss=loss.overall, best_step=state.updates)
+            note("validation", loss=loss.overall, by_source=loss.by_source, rate=parts.validation.rate,
+                 rows=len(parts.validation), seconds=watch.seconds)  # fmt: skip
+
+        def settle() -> bool:
+            """Count the update in flight as made or skipped; True where it was made."""
+            nonlocal state
+            skipped = verdict.read()
+            if skipped is None:
+                return False
+            if not skipped:
+                state = dataclasses.replace(state, updates=state.updates + 1, skips_in_a_row=0)
+                return True
+            state = dataclasses.replace(state, skips_in_a_row=state.skips_in_a_row + 1)
+            index = state.batch_index - 1
+            numbers = batches.keys_at(index)[1].tolist()
+            note("skip", batch=index, rows=numbers[:64], skips_in_a_row=state.skips_in_a_row)
+            if state.skips_in_a_row >= settings.max_skips:
+                found = f"{state.skips_in_a_row} updates in a row that were not finite, the last on rows {numbers[:8]}"
+                do = "Lower --training.learning-rate, or look at these rows; the last checkpoint stays"
+                raise Diverged(f"{out}: step {state.updates}", found, "a finite loss and gradient", do)
+            return False
+
+        facts = _facts(parts, world, plain_flops, executed_flops)
+        if is_resumed:
+            note("resume", **facts)
+        else:
+            note("start", run=json.loads(run.to_json()), **facts)
+            validate()
+            save()
+
+        loss_sum, made_since_log = torch.zeros((), device=world.device), 0
+        watch.start()
+        logged_at = watch.seconds
+        while state.updates < parts.total_steps:
+            clock_share = watch.seconds / settings.max_seconds if settings.max_seconds else 0.0
+            stop, clock_share = world.decide(float(bool(signalled)), clock_share)
+            if stop or clock_share >= 1:
+                settle()
+                reason = "signal" if stop else "seconds"
+                break
+            loss = _accumulate(parts, prefetch.take(state.batch_index), state.batch_index, world)
+            made_since_log += settle()
+            rate = learning_rate(settings, max(share_of_updates(state.updates, parts.total_steps), clock_share))
+            norm, skipped = update(model, parts.optimizer, rate, settings.clip_norm, loss)
+            verdict.watch(skipped)
+            loss_sum += torch.where(skipped, 0.0, loss)
+            state = dataclasses.replace(state, batch_index=state.batch_index + 1)
+
+            step = state.updates + 1
+            is_last = step == parts.total_steps
+            logs, saves, validates = (
+                (every > 0 and step % every == 0) or is_last
+                for every in (settings.log_every, settings.save_every, settings.validate_every)
+            )
+            if not (logs or saves or validates) or not settle():
+                continue
+            made_since_log += 1
+            if logs:
+                speed = made_since_log * batch_tokens / (watch.seconds - logged_at)
+                note(
+                    "train",
+                    tokens=step * batch_tokens,
+                    seconds=watch.seconds,
+                    epoch=batches.epoch_of(state.batch_index),
+                    loss=float(loss_sum) / made_since_log,
+                    learning_rate=rate,
+                    gradient_norm=float(norm),
+                    tokens_per_second=speed,
+                    flops_per_second=speed * executed_flops,
+                    mfu=speed * plain_flops / (card.peak * world.size) if card else None,
+                    memory_bytes=_memory(world.device),
+                )
+                loss_sum, made_since_log, logged_at = torch.zeros_like(loss_sum), 0, watch.seconds
+            if validates:
+                validate()
+            if saves:
+                save()
+        last = save()
+        note("end", reason=reason, seconds=watch.seconds, tokens=state.updates * batch_tokens)
+    return Outcome(last, reason, validation_loss)
+
+
+def _accumulate(parts: _Parts, micro_batches: list[Batch], index: int, world: World) -> Tensor:
+    """Forward and backward of this process's rows of batch ``index``; returns the mean loss of the whole batch.
+
+    Each micro-batch weighs by its rows, so any split gives the gradient of the whole batch's mean.
+    """
+    settings = parts.run.training
+    total = torch.zeros((), device=world.device)
+    for number, batch in enumerate(micro_batches):
+        torch.manual_seed(int(noise(settings.seed, DROPOUT, index, world.rank, number) >> np.uint64(1)))
+        reduces = number == len(micro_batches) - 1
+        trained = parts.trained
+        holds = trained.no_sync() if world.size > 1 and not reduces else nullcontext()  # type: ignore[operator]
+        with holds:
+            with parts.precision():
+                loss = trained(batch).mean() * (batch.rows / settings.batch_rows)
+            (loss * world.size).backward()
+        total += loss.detach()
+    return world.total(total)
+
+
+def _autocast(precision: str, device: torch.device) -> Callable[[], Any]:
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    if precision == "bf16" and device.type == "mps":
+        raise Refusal("training.precision", "bf16 on an Apple GPU", "fp32 or auto")
+    if precision == "bf16" or (precision == "auto" and has_bf16):
+        return lambda: torch.autocast(device.type, torch.bfloat16)
+    return nullcontext
+
+
+def _facts(parts: _Parts, world: World, plain_flops: float, executed_flops: float) -> dict[str, Any]:
+    return {
+        "card": _device_name(world.device),
+        "world": world.size,
+        "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": sys.version.split()[0]},
+        "micro_rows": parts.micro_rows,
+        "rows": parts.rows.count,
+        "refused_rows": len(parts.rows.refused),
+        "dropped_tokens": parts.rows.dropped_tokens,
+        "masked_tokens": parts.run.masked_tokens,
+        "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
+        "encoder_parameters": sum(parameter.numel() for parameter in parts.model.encoder.parameters()),
+        "flops_per_token": executed_flops,
+        "plain_flops_per_token": plain_flops,
+    }
+
+
+def _fitted(run: Run, store: TokenStore) -> Run:
+    """The run with the vocabulary and special ids of its data."""
+    return replace(run, {"shape.vocabulary": store.vocabulary, "shape.specials": store.specials})
+
+
+def _fingerprint(store: TokenStore) -> str:
+    return f"{store.tokenizer_fingerprint}:{len(store.train.tokens)}:{len(store.train.starts) - 1}"
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def _memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

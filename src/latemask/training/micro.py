@@ -1,0 +1,82 @@
+"""How many rows fit in one forward pass, and compiled blocks: what makes a step fit the card and go fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+from latemask.errors import Refusal
+from latemask.feed.batches import TrainingBatches
+from latemask.model.pretrainer import Pretrainer
+from latemask.model.stack import Stack
+
+ENOUGH_TOKENS = 65_536
+"""More tokens than these in one forward pass no longer make a GPU faster."""
+CPU_TOKENS = 4_096
+"""The same for a CPU, where a larger batch only leaves the caches."""
+MEMORY_SHARE = 0.8
+"""Of the free memory that may be filled: compiled kernels and all-reduce buffers take some too."""
+
+
+def compile_blocks(model: Pretrainer) -> None:
+    """Compile each Block, not the whole net (one short compilation serves all); an endless recompile is an error."""
+    import torch._dynamo.config as dynamo
+
+    dynamo.recompile_limit = 32
+    dynamo.fail_on_recompile_limit_hit = True
+    for module in model.modules():
+        if isinstance(module, Stack):
+            for block in module.blocks:
+                block.compile(dynamic=False)
+
+
+def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, precision: Callable) -> int:
+    """Rows for one forward pass: a divisor of ``rows`` that fits the device's memory by two measured points.
+
+    Raises ``Refusal`` where not even one row fits.
+    """
+    device = model.encoder.tokens.weight.device
+    row_tokens = model.run.shape.row_tokens
+    if device.type != "cuda":
+        return _divisor(rows, max(1, CPU_TOKENS // row_tokens))
+    most = max(1, ENOUGH_TOKENS // row_tokens)
+    free, _ = torch.cuda.mem_get_info(device)
+    optimizer_bytes = 12 * sum(parameter.numel() for parameter in model.parameters())  # gradients and two moments
+    small, large = _step_bytes(model, batches, 1, precision), _step_bytes(model, batches, min(rows, 4), precision)
+    a_row = max((large - small) / max(min(rows, 4) - 1, 1), 1)
+    fits = int((free * MEMORY_SHARE - optimizer_bytes - max(small - a_row, 0)) / a_row)
+    if fits < 1:
+        wanted = f"{(optimizer_bytes + small) / 1e9:.1f} GB for one row"
+        raise Refusal("training.micro_rows", f"{free / 1e9:.1f} GB free on the card", wanted, "Choose a smaller recipe")
+    return _divisor(rows, min(most, fits))
+
+
+def _step_bytes(model: Pretrainer, batches: TrainingBatches, rows: int, precision: Callable) -> int:
+    device = model.encoder.tokens.weight.device
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    with out_of_memory_is_refused(rows), precision():
+        model(batches.batch_at(0, 0, rows).to(device)).mean().backward()
+    model.zero_grad(set_to_none=True)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    torch.cuda.reset_peak_memory_stats(device)
+    torch.cuda.empty_cache()
+    return peak
+
+
+def _divisor(rows: int, most: int) -> int:
+    """The largest divisor of ``rows`` that is at most ``most``, unless it is less than half of that."""
+    best = max(divisor for divisor in range(1, min(rows, most) + 1) if rows % divisor == 0)
+    return best if 2 * best >= min(rows, most) else min(rows, most)
+
+
+@contextmanager
+def out_of_memory_is_refused(micro_rows: int) -> Iterator[None]:
+    """The device's out-of-memory error as a ``Refusal`` that says what to set."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        do = f"Set --training.micro-rows {max(1, micro_rows // 2)}; the batch and the result stay the same"
+        raise Refusal("training.micro_rows", f"too little memory for {micro_rows} rows", "fewer", do) from error

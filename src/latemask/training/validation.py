@@ -1,0 +1,59 @@
+"""Validation: the same rows with the same masks every time, so two runs of it give the same bits."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from latemask.config import Run
+from latemask.feed.batches import Rows, ValidationBatches
+from latemask.model.pretrainer import Pretrainer
+from latemask.text.store import TokenStore
+from latemask.training.distributed import World
+
+
+class Loss(NamedTuple):
+    """Mean nats per predicted token, overall and for each source that the corpus names."""
+
+    overall: float
+    by_source: dict[str, float]
+
+
+class Validation:
+    """The held-out rows of a run, masked at ``training.validation_rate`` (the run's own rate by default)."""
+
+    def __init__(self, run: Run, store: TokenStore):
+        self.rate = run.training.validation_rate or run.masking.rate
+        masking = dataclasses.replace(run.masking, rate=self.rate)
+        rows = Rows(store.valid, run.shape, masking.masked_tokens(run.shape.row_tokens), f"{store.folder} (validation)")
+        self.batches = ValidationBatches(rows, masking, run.training.validation_rows)
+        self.source_names = store.source_names
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @torch.no_grad()
+    def loss(self, model: Pretrainer, micro_rows: int, precision: Callable, world: World) -> Loss:
+        """Measured in evaluation mode; each process takes its share of the rows."""
+        was_training = model.training
+        model.eval()
+        sums = torch.zeros(len(self.source_names) + 1, 2, dtype=torch.float64)
+        first, last = world.share(len(self))
+        for start in range(first, last, micro_rows):
+            stop = min(start + micro_rows, last)
+            batch = self.batches.batch(start, stop)
+            with precision():
+                losses = model(batch.to(world.device)).float().cpu().double().flatten()
+            sums[-1] += torch.stack([losses.sum(), torch.tensor(float(losses.numel()), dtype=torch.float64)])
+            sources = None if model.run.rewrites else self.batches.sources(start, stop, batch)
+            if sources is not None:
+                where = torch.from_numpy(sources.astype(np.int64)).flatten()
+                sums.index_add_(0, where, torch.stack([losses, torch.ones_like(losses)], 1))
+        model.train(was_training)
+        sums = world.total(sums)
+        means = (sums[:, 0] / sums[:, 1].clamp(min=1)).tolist()
+        return Loss(means[-1], {name: means[i] for i, name in enumerate(self.source_names) if sums[i, 1]})
