@@ -1,7 +1,7 @@
 """What a run costs, computed from its Run alone: parameters, FLOPs per token, memory of a card, GPU-hours.
 
-No torch here. The counts are those of ``latemask.counts``; hours are the plain FLOPs of the full run over a card's peak at a stated
-MFU.
+The counts are those of ``latemask.counts``; hours are the plain FLOPs of the full run over a card's peak at a stated
+MFU. No torch here.
 """
 
 from __future__ import annotations
