@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import math
+import sys
 import types
 from dataclasses import dataclass, field
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -40,14 +40,15 @@ def typed(hint: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
         if isinstance(value, hint):
             return value
-        if hint is Join and isinstance(value, str):
+        if hint is Join:
+            require(isinstance(value, str), where, value, "a text such as 'decoder:0.2:1'")
             return Join.parse(value)
         require(isinstance(value, dict), where, value, f"the fields of {hint.__name__}")
         hints = _hints(hint)
         prefix = f"{where}: " if where.endswith(".json") else f"{where}."
-        for name in value.keys() - hints.keys():
+        for name in sorted(value.keys() - hints.keys()):
             raise Refusal(f"{prefix}{name}", "an unknown field", f"one of {', '.join(hints)}")
-        for name in hints.keys() - value.keys():
+        for name in sorted(hints.keys() - value.keys()):
             raise Refusal(f"{prefix}{name}", "nothing", "this field")
         return hint(**{name: typed(hints[name], item, f"{prefix}{name}") for name, item in value.items()})
     origin, arguments = get_origin(hint), get_args(hint)
@@ -66,7 +67,7 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         return tuple(typed(argument, item, where) for argument, item in zip(arguments, value, strict=True))
     if hint is float:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        require(is_number and math.isfinite(value), where, value, "a finite number")
+        require(is_number and abs(value) <= sys.float_info.max, where, value, "a finite number")
         return float(value)
     require(type(value) is hint, where, value, {int: "a whole number", bool: "true or false", str: "a text"}[hint])
     return value
@@ -315,9 +316,11 @@ class Training(_Typed):
         require(self.weight_decay >= 0, "training.weight_decay", self.weight_decay, "0 or more")
         require(self.precision in ("auto", "bf16", "fp32"), "training.precision", self.precision, "auto, bf16, fp32")
         require(self.compile in ("auto", "on", "off"), "training.compile", self.compile, "auto, on, off")
-        for name in ("keep", "validate_every", "seed"):
+        for name in ("keep", "validate_every"):
             require(getattr(self, name) >= 0, f"training.{name}", getattr(self, name), "0 or more")
-        require(self.data_seed is None or self.data_seed >= 0, "training.data_seed", self.data_seed, "0 or more")
+        for name in ("seed", "data_seed"):
+            value = getattr(self, name)
+            require(value is None or 0 <= value < 2**63, f"training.{name}", value, "0 or more, below 2 ** 63")
         require(self.validation_rate is None or 0 < self.validation_rate < 1, "training.validation_rate",
                 self.validation_rate, "more than 0 and less than 1, or none")  # fmt: skip
 
@@ -344,6 +347,11 @@ class Run(_Typed):
             require(not plan.arrivals, "masking.joins", self.masking.joins, "none when the decoder rewrites the row")
         elif self.decoder is None:
             require(bool(plan.arrivals), "masking.joins", self.masking.joins, "at least one join")
+        require(bool(plan.in_encoder) or self.masking.filler[0] == 1, "masking.filler", self.masking.filler,
+                "1 0 0 where no masked token joins inside the encoder")  # fmt: skip
+        shows_mask = plan.at_decoder is not None or (bool(plan.in_encoder) and self.masking.filler[0] > 0)
+        require(shows_mask or self.masking.vector == "token", "masking.vector", self.masking.vector,
+                "token where no masked token shows [MASK]")  # fmt: skip
 
     @property
     def rewrites(self) -> bool:
@@ -380,8 +388,8 @@ class Run(_Typed):
         """The inverse of ``to_json``. Raises ``Refusal`` naming the field that is unknown, missing or ill-typed."""
         try:
             data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise Refusal(f"{where}:{error.lineno}", error.msg, "JSON") from None
+        except (ValueError, RecursionError) as error:
+            raise Refusal(f"{where}:{getattr(error, 'lineno', 1)}", str(error), "JSON") from None
         return typed(cls, data, where)
 
 

@@ -34,7 +34,7 @@ class Join:
             raise Refusal("masking.joins", f"start {self.start}, stop {self.stop}", "0 <= start <= stop <= 1")
 
     def __str__(self) -> str:
-        return f"{self.layer}:{self.start:g}:{self.stop:g}"
+        return f"{self.layer}:{float(self.start)!r}:{float(self.stop)!r}"
 
     @classmethod
     def parse(cls, text: str) -> Join:

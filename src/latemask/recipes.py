@@ -13,7 +13,7 @@ from typing import Literal
 
 from latemask.config import Decoder, Masking, Run, Shape, Training
 from latemask.errors import Refusal
-from latemask.joins import Join, early, late
+from latemask.joins import DECODER, Join, early, late
 
 Size = Literal["tiny", "small", "base", "large", "base_plus", "large_plus"]
 SIZES: tuple[Size, ...] = ("tiny", "small", "base", "large")
@@ -62,6 +62,12 @@ def decoder(size: Size, depth: int | None = None) -> Decoder:
     like = shape(size)
     blocks = depth if depth is not None else (1 if size == "tiny" else 4)
     return Decoder(depth=blocks, width=like.width, heads=like.heads, feedforward=like.feedforward)
+
+
+def decoder_of_width(size: Size, base_width: int) -> Decoder:
+    """A decoder that is to the encoder of ``size`` as ``base_width`` is to 768, to the nearest whole head of 64."""
+    heads = round(base_width / 768 * shape(size).width / 64)
+    return replace(decoder(size), width=64 * heads, heads=heads, feedforward=256 * heads)
 
 
 def mlm(size: Size) -> Run:
@@ -121,11 +127,152 @@ def three_ml_cross(size: Size) -> Run:
     return replace(run, recipe="three_ml_cross_" + size, decoder=replace(run.decoder, sublayers=("self", "cross")))
 
 
+def three_ml_random_kept(size: Size) -> Run:
+    """3ML as its Figure 2 shows it: a fifth of the masked tokens stays in the encoder's input, half of them replaced by
+    random tokens and half as they are (the 10/10 of 80/10/10); the rest joins the decoder as [MASK].
+
+    ``latemask pretrain three_ml_random_kept_base --data data/en --out runs/3ml-kept``
+    """
+    run = three_ml_self(size)
+    joins = (Join(0, 0.0, 0.2), Join(DECODER, 0.2, 1.0))
+    masking = replace(run.masking, joins=joins, filler=(0.0, 0.5, 0.5))
+    return replace(run, recipe="three_ml_random_kept_" + size, masking=masking)
+
+
+def mask_in_encoder(size: Size) -> Run:
+    """MAE-LM's decoder after an encoder that has seen [MASK] from the start (Table 2, "enc. w. [MASK]").
+
+    Paper, base: GLUE 85.1. ``latemask pretrain mask_in_encoder_base --data data/en --out runs/mask-in-encoder``
+    """
+    return replace(mae_lm(size), recipe="mask_in_encoder_" + size, masking=Masking(joins=early()))
+
+
+def decoder_resets_mask(size: Size) -> Run:
+    """The encoder sees [MASK], the decoder starts from the bare mask vector again (Table 2, "enc. w. [MASK], dec.
+    resets [MASK]").
+
+    Paper, base: GLUE 85.9. ``latemask pretrain decoder_resets_mask_base --data data/en --out runs/resets``
+    """
+    return replace(mae_lm(size), recipe="decoder_resets_mask_" + size, masking=Masking(joins=early() + late()))
+
+
+def random_replace(size: Size) -> Run:
+    """Masked tokens show a random token to the encoder, never [MASK] (Table 2, "random replace w. real token").
+
+    Paper, base: GLUE 85.1. ``latemask pretrain random_replace_base --data data/en --out runs/random-replace``
+    """
+    masking = Masking(joins=early(), filler=(0.0, 1.0, 0.0))
+    return replace(mae_lm(size), recipe="random_replace_" + size, masking=masking)
+
+
+def misaligned_positions(size: Size) -> Run:
+    """The encoder numbers its visible tokens 0..V-1, the decoder knows the true positions (Table 2, "misaligned
+    position encoding").
+
+    Paper, base: GLUE 86.0. ``latemask pretrain misaligned_positions_base --data data/en --out runs/misaligned``
+    """
+    return replace(mae_lm(size), recipe="misaligned_positions_" + size, masking=Masking(joins=late(), aligned=False))
+
+
+def no_relative(size: Size) -> Run:
+    """MAE-LM with absolute positions alone (Table 2, "no relative position encoding").
+
+    Paper, base: GLUE 86.1. ``latemask pretrain no_relative_base --data data/en --out runs/no-relative``
+    """
+    return replace(mae_lm(size), recipe="no_relative_" + size, shape=shape(size))
+
+
+def decoder_self_cross(size: Size) -> Run:
+    """Each decoder block also attends to the encoder's output (Table 2, "bi. self-attention + cross-attention").
+
+    Paper, base: GLUE 85.4. ``latemask pretrain decoder_self_cross_base --data data/en --out runs/self-cross``
+    """
+    both = replace(decoder(size), sublayers=("self", "cross"))
+    return replace(mae_lm(size), recipe="decoder_self_cross_" + size, decoder=both)
+
+
+def decoder_causal_cross(size: Size) -> Run:
+    """Like BART: the decoder rewrites the whole row from left to right (Table 2, "uni. self-attention +
+    cross-attention").
+
+    Paper, base: GLUE 85.5. ``latemask pretrain decoder_causal_cross_base --data data/en --out runs/causal-cross``
+    """
+    causal = replace(decoder(size), sublayers=("self", "cross"), rewrites=True)
+    return replace(mae_lm(size), recipe="decoder_causal_cross_" + size, decoder=causal, masking=Masking(joins=()))
+
+
+def decoder_cross(size: Size) -> Run:
+    """Masked positions look at the encoder's output only, not at each other (Table 2, "cross-attention").
+
+    Paper, base: GLUE 86.0. ``latemask pretrain decoder_cross_base --data data/en --out runs/cross``
+    """
+    return replace(mae_lm(size), recipe="decoder_cross_" + size, decoder=replace(decoder(size), sublayers=("cross",)))
+
+
+def decoder_2_layers(size: Size) -> Run:
+    """A decoder of 2 blocks at every size (Table 2, "2 layer, 768 dimension").
+
+    Paper, base: GLUE 85.8. ``latemask pretrain decoder_2_layers_base --data data/en --out runs/2-layers``
+    """
+    return replace(mae_lm(size), recipe="decoder_2_layers_" + size, decoder=decoder(size, 2))
+
+
+def decoder_6_layers(size: Size) -> Run:
+    """A decoder of 6 blocks at every size (Table 2, "6 layer, 768 dimension").
+
+    Paper, base: GLUE 84.8. ``latemask pretrain decoder_6_layers_base --data data/en --out runs/6-layers``
+    """
+    return replace(mae_lm(size), recipe="decoder_6_layers_" + size, decoder=decoder(size, 6))
+
+
+def decoder_512_wide(size: Size) -> Run:
+    """A decoder of two thirds of the encoder's width (Table 2, "4 layer, 512 dimension"), in whole heads of 64: 64 for
+    tiny, 256 for small, 512 for base, 704 for large.
+
+    Paper, base: GLUE 85.8. ``latemask pretrain decoder_512_wide_base --data data/en --out runs/512-wide``
+    """
+    return replace(mae_lm(size), recipe="decoder_512_wide_" + size, decoder=decoder_of_width(size, 512))
+
+
+def decoder_1024_wide(size: Size) -> Run:
+    """A decoder of four thirds of the encoder's width (Table 2, "4 layer, 1024 dimension"), in whole heads of 64: 192
+    for tiny, 512 for small, 1024 for base, 1344 for large.
+
+    Paper, base: GLUE 85.5. ``latemask pretrain decoder_1024_wide_base --data data/en --out runs/1024-wide``
+    """
+    return replace(mae_lm(size), recipe="decoder_1024_wide_" + size, decoder=decoder_of_width(size, 1024))
+
+
+def delta(size: Size) -> Run:
+    """Between MAE-LM (delta 0) and an encoder with every [MASK] (delta 1): half of the masks join early (Figure 4).
+
+    Paper, base: the more join early, the lower GLUE; 86.1 at 0, about MLM's 85.2 at 1.
+    ``latemask sweep delta_base --vary masking.delta=0,.25,.5,.75,1 --data data/en --out runs/delta``
+    """
+    return replace(mae_lm(size), recipe="delta_" + size, masking=Masking(delta=0.5))
+
+
+def gradual(size: Size) -> Run:
+    """MLM whose masks arrive in three parts: .3 at the first block, .3 after a third of the encoder, .4 after two
+    thirds; no decoder. Ours: no paper has this row.
+
+    ``latemask pretrain gradual_base --data data/en --out runs/gradual``
+    """
+    run = mlm(size)
+    third = run.shape.depth // 3
+    joins = (Join(0, 0.0, 0.3), Join(third, 0.3, 0.6), Join(2 * third, 0.6, 1.0))
+    return replace(run, recipe="gradual_" + size, masking=Masking(joins=joins))
+
+
 def _relative(plain: Shape) -> Shape:
     return replace(plain, positions="absolute+relative")
 
 
-SYSTEMS: tuple[Callable[[Size], Run], ...] = (mlm, mlm_80_10_10, three_ml, three_ml_self, three_ml_cross, mae_lm)
+SYSTEMS: tuple[Callable[[Size], Run], ...] = (
+    mlm, mlm_80_10_10, three_ml, three_ml_self, three_ml_cross, three_ml_random_kept, mae_lm, mask_in_encoder,
+    decoder_resets_mask, random_replace, misaligned_positions, no_relative, decoder_self_cross, decoder_causal_cross,
+    decoder_cross, decoder_2_layers, decoder_6_layers, decoder_512_wide, decoder_1024_wide, delta, gradual,
+)  # fmt: skip
 PAPER_SYSTEMS = (mlm, mae_lm)
 
 

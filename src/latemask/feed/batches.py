@@ -6,7 +6,7 @@ A row of N tokens is ``<s>`` and the next N - 1 tokens of the stream. Row order 
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ VALIDATION_SEED = 0x5EED
 """Seed of every validation's masks, whatever the run's: losses of different runs compare."""
 
 
+@runtime_checkable
 class Stream(Protocol):
     """What a batch needs of a prepared split (``latemask.text.store.Split``)."""
 

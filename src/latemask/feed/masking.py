@@ -19,7 +19,7 @@ ORDER, MASK, FILLER_KIND, FILLER_TOKEN = map(U64, (1, 2, 3, 4))
 """Streams of noise: one for each use, so that none repeats another."""
 
 
-def _mix(x: np.ndarray) -> np.ndarray:
+def _mix(x: np.ndarray | U64) -> np.ndarray | U64:
     """The finalizer of SplitMix64: a bijection of 64-bit integers that leaves no visible pattern."""
     with np.errstate(over="ignore"):
         x = (x ^ (x >> U64(30))) * U64(0xBF58476D1CE4E5B9)
@@ -29,11 +29,11 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 def noise(*keys: int | np.integer | np.ndarray) -> np.ndarray:
     """uint64 noise of the keys' broadcast shape: the same keys give the same bits, anywhere."""
-    state = np.zeros((), U64)
+    state: np.ndarray | U64 = U64(0)
     with np.errstate(over="ignore"):
         for key in keys:
             state = _mix((state + _GOLDEN) ^ _mix(np.asarray(key).astype(U64) + _GOLDEN))
-    return state
+    return np.asarray(state)
 
 
 def permuted(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.ndarray:

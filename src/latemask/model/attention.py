@@ -20,6 +20,8 @@ class Geometry(NamedTuple):
 
     bias: Float[Tensor, "B #H Q K"] | None = None
     """Added to the scores: the relative bias, and -inf where a query must not look."""
+    blind: Bool[Tensor, "B 1 Q 1"] | None = None
+    """Queries that may look at nothing: attention gives them 0. None: there are none."""
     rotation: tuple[Float[Tensor, "B 1 K h"], Float[Tensor, "B 1 K h"]] | None = None
     """Cosine and sine of each token's rotary angles, h = head width / 2."""
     causal: bool = False
@@ -27,7 +29,9 @@ class Geometry(NamedTuple):
 
     def queries_from(self, start: int) -> Geometry:
         """The same for the queries from ``start`` on."""
-        return self if self.bias is None else self._replace(bias=self.bias[:, :, start:])
+        bias = None if self.bias is None else self.bias[:, :, start:]
+        blind = None if self.blind is None else self.blind[:, :, start:]
+        return self._replace(bias=bias, blind=blind)
 
 
 def heads_first(x: Float[Tensor, "B n D"], heads: int) -> Float[Tensor, "B H n d"]:
@@ -44,12 +48,14 @@ def attend(
     """softmax(q k' / sqrt(d) + bias) v, heads joined again (MAE-LM section 2.1)."""
     bias = None if geometry.bias is None else geometry.bias.to(q.dtype)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=geometry.causal)
+    if geometry.blind is not None:
+        out = out.masked_fill(geometry.blind, 0)
     return out.transpose(1, 2).flatten(2)
 
 
 def rotate(x: Float[Tensor, "B H n d"], cosine: Tensor, sine: Tensor) -> Float[Tensor, "B H n d"]:
-    """Rotary positions: the pairs (i, i + d/2) of each head turned by the token's angles."""
-    a, b = x.float().chunk(2, dim=-1)
+    """Rotary positions: the pairs (i, i + d/2) of each head turned by the token's angles, in their precision."""
+    a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)
 
 
@@ -97,7 +103,7 @@ class CrossAttention(nn.Module):
         return self.output(attend(q, k, v, geometry.queries_from(start), dropout))
 
 
-def relative_buckets(row_tokens: int, buckets: int, distance: int) -> Int[Tensor, " 2N-1"]:
+def relative_buckets(row_tokens: int, buckets: int, distance: int) -> Int[Tensor, " 2*{row_tokens}-1"]:
     """T5's bucket of each distance key - query, from -(N-1) to N-1 (Raffel et al. 2019; MAE-LM Table 4).
 
     Half the buckets serve each direction; half of those are single distances, the rest grow by a constant factor up
@@ -129,29 +135,37 @@ class RelativeBias(nn.Module):
         return self.table(self.bucket_of[offset + self.row_tokens - 1]).permute(0, 3, 1, 2)
 
 
-def rotation(seats: Int[Tensor, "B n"], head_width: int, base: float = 10_000.0) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [B, 1, n, head_width / 2] of the rotary angles seat * base ** (-2 i / head_width)."""
-    frequency = base ** (-torch.arange(0, head_width, 2, device=seats.device, dtype=torch.float64) / head_width)
-    angle = seats[:, None, :, None].double() * frequency
-    return angle.cos().float(), angle.sin().float()
+def rotation(
+    seats: Int[Tensor, "B n"], head_width: int, dtype: torch.dtype, base: float = 10_000.0
+) -> tuple[Float[Tensor, "B 1 n h"], Float[Tensor, "B 1 n h"]]:
+    """Cosine and sine of the rotary angles seat * base ** (-2 i / d), d = 2 h the head's width, in at least float32."""
+    dtype = torch.promote_types(dtype, torch.float32)
+    frequency = base ** (-torch.arange(0, head_width, 2, device=seats.device, dtype=dtype) / head_width)
+    angle = seats[:, None, :, None] * frequency
+    return angle.cos(), angle.sin()
 
 
-def visibility(
-    query_document: Int[Tensor, "B Q"] | None,
-    key_document: Int[Tensor, "B K"] | None,
+def sight(
+    query_document: Int[Tensor, "B Q"],
+    key_document: Int[Tensor, "B K"],
     real: Bool[Tensor, "B K"] | None,
+    *,
+    isolates: bool,
     dtype: torch.dtype,
-) -> Float[Tensor, "B 1 Q K"] | None:
-    """0 where a query may look, -inf where not: keys that are padding, or tokens of another document (where given).
+) -> Geometry:
+    """Who may look at whom: not at padding, nor, where documents are isolated, at the tokens of another one.
 
-    A row whose keys are all padding sees them all: finite numbers that nobody reads.
+    Blind are the queries to whom that leaves nothing: a row of padding alone, and in cross-attention a masked token
+    whose document has no visible one.
     """
-    allowed = None
-    if real is not None:
-        allowed = (real | ~real.any(1, keepdim=True))[:, None, None, :]
-    if query_document is not None and key_document is not None:
-        same = (query_document[:, :, None] == key_document[:, None, :])[:, None]
-        allowed = same if allowed is None else allowed & same
-    if allowed is None:
-        return None
-    return torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, -torch.inf)
+    if real is None and not isolates:
+        return Geometry()
+    allowed = torch.ones((), dtype=torch.bool, device=key_document.device) if real is None else real[:, None, None, :]
+    if isolates:
+        allowed = allowed & (query_document[:, None, :, None] == key_document[:, None, None, :])
+    blind = ~allowed.any(-1, keepdim=True)
+    hidden = ~(allowed | blind)
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, -torch.inf)
+    queries = query_document.shape[1]
+    sees_itself = real is None and query_document is key_document
+    return Geometry(bias.expand(-1, -1, queries, -1), None if sees_itself else blind.expand(-1, -1, queries, -1))

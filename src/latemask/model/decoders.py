@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from latemask.batch import Batch
 from latemask.config import Decoder, Shape
 from latemask.joins import Arrival
-from latemask.model.attention import Geometry, visibility
+from latemask.model.attention import Geometry, sight
 from latemask.model.heads import Prediction
 from latemask.model.stack import Door, Row, Stack
 
@@ -62,8 +62,7 @@ class _Decoder(nn.Module):
 
     def sight(self, query_document: Tensor, key_document: Tensor, real: Tensor | None, like: Tensor) -> Geometry:
         """Who may look at whom; no relative bias here (appendix C: only absolute positions in the decoder)."""
-        documents = (query_document, key_document) if self.isolates else (None, None)
-        return Geometry(visibility(*documents, real, like.dtype))
+        return sight(query_document, key_document, real, isolates=self.isolates, dtype=like.dtype)
 
 
 class FillingDecoder(_Decoder):
@@ -106,11 +105,11 @@ class RewritingDecoder(_Decoder):
         ids = torch.empty_like(batch.ids).scatter(1, batch.positions, batch.ids)
         document = torch.empty_like(batch.document).scatter(1, batch.positions, batch.document)[:, :-1]
         x = self.enter(tokens(ids[:, :-1]), torch.arange(ids.shape[1] - 1, device=ids.device).expand(len(ids), -1))
-        sight = self.sight(document, document, None, x)
-        if sight.bias is not None:
+        seen = self.sight(document, document, None, x)
+        if seen.bias is not None:
             ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-            sight = Geometry(sight.bias.masked_fill(ahead, -torch.inf))
+            seen = Geometry(seen.bias.masked_fill(ahead, -torch.inf))
         else:
-            sight = Geometry(causal=True)
-        memory_sight = self.sight(document, encoded.document, encoded.real, x)
-        return Prediction(self.stack(x, sight, memory=encoded.x, memory_geometry=memory_sight), ids[:, 1:])
+            seen = Geometry(causal=True)
+        memory_seen = self.sight(document, encoded.document, encoded.real, x)
+        return Prediction(self.stack(x, seen, memory=encoded.x, memory_geometry=memory_seen), ids[:, 1:])

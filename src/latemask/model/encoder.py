@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from latemask.config import Shape
 from latemask.errors import Refusal
-from latemask.model.attention import Geometry, RelativeBias, rotation, visibility
+from latemask.model.attention import Geometry, RelativeBias, rotation, sight
 from latemask.model.stack import Door, Row, Stack
 
 
@@ -37,13 +37,14 @@ class Encoder(nn.Module):
 
     def geometry(self, row: Row) -> Geometry:
         """What every block of this encoder is told about the row."""
-        document = row.document if self.shape.isolate_documents else None
-        bias = visibility(document, document, row.real, row.x.dtype)
+        shape, dtype = self.shape, row.x.dtype
+        geometry = sight(row.document, row.document, row.real, isolates=shape.isolate_documents, dtype=dtype)
         if self.relative_bias is not None:
             relative = self.relative_bias(row.seats)
-            bias = relative if bias is None else relative + bias
-        is_rotary = self.shape.positions == "rotary"
-        return Geometry(bias, rotation(row.seats, self.shape.width // self.shape.heads) if is_rotary else None)
+            geometry = geometry._replace(bias=relative if geometry.bias is None else relative + geometry.bias)
+        if shape.positions == "rotary":
+            geometry = geometry._replace(rotation=rotation(row.seats, shape.width // shape.heads, dtype))
+        return geometry
 
     def run(self, row: Row, first: int = 0, last: int | None = None, predict_from: int = 0) -> Row:
         """Blocks ``first`` to ``last``; at the end of the stack only tokens from ``predict_from`` on come out."""

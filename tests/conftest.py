@@ -1,0 +1,9 @@
+"""Shapes and types in the signatures of the contract, the feed and the model are checked while testing."""
+
+from jaxtyping import install_import_hook
+
+install_import_hook(["latemask.batch", "latemask.feed", "latemask.model"], "beartype.beartype")
+
+import torch  # noqa: E402
+
+torch.set_num_threads(1)
