@@ -81,14 +81,12 @@ def _constant(values: np.ndarray) -> bool:
 
 
 def _correlation(found: np.ndarray, wanted: np.ndarray) -> float:
-    from scipy.stats import pearsonr
-
     if _constant(found) or _constant(wanted):
         return 0.0
     # Scaled to 1 first: squares of very small or very large numbers leave the range of doubles.
     found, wanted = (_unit(values) for values in (found, wanted))
-    value = float(pearsonr(found, wanted)[0])
-    return value if math.isfinite(value) else 0.0
+    value = float(np.corrcoef(found, wanted)[0, 1])
+    return max(-1.0, min(1.0, value)) if math.isfinite(value) else 0.0
 
 
 def _unit(values: np.ndarray) -> np.ndarray:

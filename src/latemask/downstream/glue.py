@@ -1,0 +1,78 @@
+"""Reads a task's splits: GLUE's original TSV folders, files of the user's own, or a hub data set asked for by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from latemask.downstream.examples import Examples, numbered
+from latemask.downstream.rows import Table, read_table
+from latemask.downstream.tasks import Task
+from latemask.errors import Refusal
+
+HUB = "hub:"
+"""Data given as ``hub:NAME`` or ``hub:NAME/CONFIGURATION`` (``hub:`` alone: the task's own) come from the hub."""
+
+
+def read_task(task: Task, data: str | Path) -> tuple[Task, dict[str, Examples]]:
+    """The splits of ``task`` under ``data``: GLUE's folder, the task's own folder, or ``hub:...``.
+
+    Returns the task with its class names, and the examples of each split. Raises ``Refusal`` naming what is missing.
+    """
+    if str(data).startswith(HUB):
+        return numbered(*_from_hub(task, str(data).removeprefix(HUB)))
+    folder = Path(data)
+    if task.folder and (folder / task.folder).is_dir():
+        folder = folder / task.folder
+    tables = {}
+    for split, name in task.files.items():
+        path = folder / name if folder.is_dir() else Path(name)
+        if not path.is_file():
+            raise Refusal(path, "no such file", f"{split} of {task.name}, as {task.folder or '.'}/{name}",
+                          "--data names the folder of the task or the one above it")  # fmt: skip
+        tables[split] = read_table(path, [*task.texts, task.label], task.header)
+    return numbered(task, tables)
+
+
+def _from_hub(task: Task, name: str) -> tuple[Task, dict[str, Table]]:
+    try:
+        from datasets import ClassLabel, load_dataset
+    except ImportError:
+        raise Refusal("--data", "a hub data set, without the library for it", "pip install datasets") from None
+    if not name and task.hub is None:
+        raise Refusal("--data", "hub: without a name", "hub:NAME or hub:NAME/CONFIGURATION")
+    place = _hub_name(name) if name or task.hub is None else task.hub
+    try:
+        loaded: Any = load_dataset(*place)
+    except (OSError, ValueError, FileNotFoundError) as error:
+        raise Refusal(
+            f"--data hub:{name}", f"{type(error).__name__}: {str(error)[:200]}", "a data set the hub has"
+        ) from None
+    columns = {own: task.hub_columns.get(own, own) for own in (*task.texts, task.label)}
+    splits = task.hub_splits or {"train": "train", "dev": "validation"}
+    tables = {}
+    for split, theirs in splits.items():
+        if theirs not in loaded:
+            raise Refusal(f"hub:{name}", f"splits {', '.join(loaded)}", f"a split {theirs!r}")
+        rows = loaded[theirs]
+        for own, column in columns.items():
+            if column not in rows.column_names and own not in rows.column_names:
+                raise Refusal(f"hub:{name}", f"columns {', '.join(rows.column_names)}", f"a column {column!r}")
+        values = {own: rows[column if column in rows.column_names else own][:] for own, column in columns.items()}
+        feature = rows.features[columns[task.label] if columns[task.label] in rows.column_names else task.label]
+        if isinstance(feature, ClassLabel):
+            values[task.label] = [feature.names[number] if number >= 0 else "" for number in values[task.label]]
+        tables[split] = Table(Path(f"hub:{name or '/'.join(task.hub or ())}:{theirs}"), values,
+                              lines=list(range(1, len(rows) + 1)))  # fmt: skip
+    if not task.files:
+        task = dataclasses.replace(task, files=dict(splits))
+    return task, tables
+
+
+def _hub_name(name: str) -> tuple[str, str | None]:
+    """``owner/name/configuration`` or ``owner/name`` or a folder, as ``load_dataset`` takes them."""
+    if Path(name).exists():
+        return name, None
+    parts = name.split("/")
+    return "/".join(parts[:2]), "/".join(parts[2:]) or None

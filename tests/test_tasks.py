@@ -1,0 +1,202 @@
+"""Task data: every physical row is read or refused by line; labels mean the same whatever the order or the source."""
+
+import json
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from latemask.downstream.glue import read_task
+from latemask.downstream.rows import read_table
+from latemask.downstream.tasks import GLUE, glue_average, own_task
+from latemask.errors import Refusal
+
+RTE = GLUE["rte"]
+HEADER = "index\tsentence1\tsentence2\tlabel"
+
+
+def write(folder, name, lines, end="\n", last_end=True, mark=b""):
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = end.join(lines) + (end if last_end else "")
+    path.write_bytes(mark + text.encode("utf-8", "surrogateescape"))
+    return path
+
+
+@pytest.mark.parametrize("mark", [b"", b"\xef\xbb\xbf"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last_end", [True, False])
+def test_quotes_short_rows_and_line_ends(tmp_path, end, last_end, mark):
+    lines = [
+        HEADER,
+        '0\t" a lone quote at the start\tb\tentailment',
+        '1\ta lone " in the middle\tb "\tnot_entailment',
+        "2\ttoo short\tentailment",
+        "",
+        "3\tc\td\t",
+        "4\tline\u2028separator\x0bkept\x85\te\tentailment",
+        "5\tf\tg\tmaybe",
+        "6\th\ti\tj\tentailment",
+        "7\tk\tl\tnot_entailment",
+    ]
+    for name in ("train.tsv", "dev.tsv"):
+        write(tmp_path, f"RTE/{name}", lines, end, last_end, mark)
+    _, examples = read_task(RTE, tmp_path)
+    train = examples["train"]
+    assert train.texts[0] == ('" a lone quote at the start', "b")
+    assert train.texts[2][0] == "line\u2028separator\x0bkept\x85"
+    assert train.labels == [0, 1, 0, 1]
+    assert [line for line, _ in train.refused] == [4, 5, 6, 8, 9]
+    assert len(train) + len(train.refused) == train.physical_rows == len(lines) - 1
+
+
+cell = st.text(st.characters(exclude_characters="\t\n\r", exclude_categories=["Cs"]), max_size=8)
+
+
+@settings(deadline=None, max_examples=100)
+@given(rows=st.lists(st.lists(cell, min_size=1, max_size=6), max_size=20), end=st.sampled_from(["\n", "\r\n"]))
+def test_read_and_refused_add_up_to_the_physical_lines(rows, end, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    good = ["0", "one", "two", "entailment"]
+    path = write(folder, "x.tsv", [HEADER, *("\t".join(row) for row in [good, *rows])], end)
+    table = read_table(path, ["sentence1", "label"])
+    assert table.physical_rows == path.read_bytes().count(b"\n") - 1
+    wanted = [row for row in [good, *rows] if len(row) == 4]
+    assert table.columns["sentence1"] == [row[1] for row in wanted]
+
+
+def test_rows_that_are_not_utf8_are_refused_by_line(tmp_path):
+    path = write(tmp_path, "x.tsv", [HEADER, "0\t\udcff\tb\tentailment", "1\ta\tb\tentailment"])
+    table = read_table(path, ["sentence1"])
+    assert table.refused == [(2, "not UTF-8 (byte 2 of the line)")]
+    assert table.lines == [3]
+
+
+def test_csv_and_json_lines(tmp_path):
+    comma = tmp_path / "x.csv"
+    comma.write_bytes(b'\xef\xbb\xbftext,label\r\n"two\nlines, ""quoted""",yes\r\nshort\r\nplain,no\r\n')
+    table = read_table(comma, ["text", "label"])
+    assert table.columns == {"text": ['two\nlines, "quoted"', "plain"], "label": ["yes", "no"]}
+    assert table.refused == [(4, "1 columns instead of 2")]
+    lines = write(tmp_path, "x.jsonl", ['{"text": "a", "label": 1}', "[1]", '{"text": "b"', "", '{"text": "b"}'])
+    table = read_table(lines, ["text", "label"])
+    assert table.columns["label"] == [1]
+    assert [line for line, _ in table.refused] == [2, 3, 4, 5]
+    (tmp_path / "open.csv").write_text('text,label\n"never closed,1\n')
+    with pytest.raises(Refusal, match=r"open.csv:2.*CSV"):
+        read_table(tmp_path / "open.csv", ["text", "label"])
+
+
+def test_a_wrong_column_or_file_is_named(tmp_path):
+    path = write(tmp_path, "x.tsv", [HEADER, "0\ta\tb\tentailment"])
+    with pytest.raises(Refusal, match=r"x.tsv:1: found columns index, sentence1.*'gold'"):
+        read_table(path, ["gold"])
+    with pytest.raises(Refusal, match=r"none.tsv"):
+        read_table(tmp_path / "none.tsv", ["a"])
+    with pytest.raises(Refusal, match=r"\.tsv, \.csv or \.jsonl"):
+        read_table(write(tmp_path, "x.txt", ["a"]), ["a"])
+    with pytest.raises(Refusal, match="at least one row"):
+        read_table(write(tmp_path, "header.tsv", [HEADER]), ["label"])
+    with pytest.raises(Refusal, match="columns found: text"):
+        read_table(write(tmp_path, "y.jsonl", ['{"text": "a"}']), ["label"])
+    with pytest.raises(Refusal, match=r"train of rte, as RTE/train.tsv"):
+        read_task(RTE, tmp_path)
+
+
+def own(folder, train, dev, kind="classification", texts=("text",)):
+    for name, rows in (("train", train), ("dev", dev)):
+        write(folder, f"{name}.jsonl", [json.dumps(row) for row in rows])
+    return read_task(own_task(kind, texts, "label", "train.jsonl", "dev.jsonl"), folder)
+
+
+def test_own_labels_are_sorted_whatever_their_order_and_form(tmp_path):
+    rows = [{"text": str(label), "label": label} for label in (10, "2", 1, True, "x")]
+    for seed in range(3):
+        random.Random(seed).shuffle(rows)
+        task, examples = own(tmp_path, rows, rows[:2])
+        assert task.labels == ("1", "2", "10", "true", "x")
+        assert {texts[0]: task.labels[label] for texts, label in zip(examples["train"].texts, examples["train"].labels,
+                strict=True)} == {"10": "10", "2": "2", "1": "1", "True": "true", "x": "x"}  # fmt: skip
+
+
+def test_own_labels_that_cannot_be_used(tmp_path):
+    good = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    with pytest.raises(Refusal, match=r"dev.jsonl:2: found label 'z', unseen in training; wanted one of x, y"):
+        own(tmp_path, good, [good[0], {"text": "a", "label": "z"}])
+    with pytest.raises(Refusal, match="one class, 'x'"):
+        own(tmp_path, good[:1], good)
+    _, examples = own(tmp_path, [*good, {"text": "c", "label": " "}, {"text": 5, "label": "x"}], good)
+    assert examples["train"].refused == [(3, "no label"), (4, "int in column 'text', not text")]
+    with pytest.raises(Refusal, match="not a finite number"):
+        own(tmp_path, [{"text": "a", "label": "nan"}], good, kind="regression")
+    with pytest.raises(Refusal, match="1 columns; wanted 2 for similarity"):
+        own_task("similarity", ["text"], "label", "a", "b")
+    with pytest.raises(Refusal, match="different columns"):
+        own_task("classification", ["label"], "label", "a", "b")
+
+
+def test_words_and_their_labels(tmp_path):
+    rows = [
+        {"text": ["New", "York"], "label": ["B-L", "I-L"]},
+        {"text": "it is", "label": "O O"},
+        {"text": "a b", "label": "O"},
+    ]
+    task, examples = own(tmp_path, rows, rows[1:2], kind="tokens")
+    assert task.labels == ("B-L", "I-L", "O")
+    assert examples["train"].texts == [(["New", "York"],), (["it", "is"],)]
+    assert examples["train"].labels == [[0, 1], [2, 2]]
+    assert examples["train"].refused == [(3, "2 words and 1 labels")]
+
+
+def test_hub_data_mean_the_same_as_the_files(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features({
+        "sentence1": datasets.Value("string"), "sentence2": datasets.Value("string"),
+        "label": datasets.ClassLabel(names=["equivalent", "not_equivalent"]),  # not the order of the task
+    })  # fmt: skip
+    rows = {"sentence1": ["a", "b"], "sentence2": ["c", "d"], "label": [0, 1]}
+    for split in ("train", "validation"):
+        datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / "hub" / f"{split}.parquet")
+    for name in ("train", "dev"):
+        write(
+            tmp_path,
+            f"MRPC/{name}.tsv",
+            ["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", "1\t0\t0\ta\tc", "0\t0\t0\tb\td"],
+        )
+    _, from_hub = read_task(GLUE["mrpc"], f"hub:{tmp_path / 'hub'}")
+    _, from_files = read_task(GLUE["mrpc"], tmp_path)
+    for split in ("train", "dev"):
+        assert from_hub[split].texts == from_files[split].texts == [("a", "c"), ("b", "d")]
+        assert from_hub[split].labels == from_files[split].labels == [1, 0]
+    with pytest.raises(Refusal, match="a column 'question'"):
+        read_task(GLUE["qnli"], f"hub:{tmp_path / 'hub'}")
+
+
+def test_table_1():
+    assert list(GLUE) == ["mnli", "qqp", "qnli", "sst2", "cola", "rte", "mrpc", "stsb"]
+    metrics = {name: task.metrics[0] for name, task in GLUE.items()}
+    assert metrics.pop("cola") == "matthews"
+    assert metrics.pop("stsb") == "spearman"
+    assert set(metrics.values()) == {"accuracy"}
+    assert {name for name, task in GLUE.items() if "f1" in task.metrics} == {"mrpc", "qqp"}
+    roberta = dict(zip(GLUE, (85.9, 91.6, 92.3, 93.7, 64.3, 75.5, 88.7, 89.5), strict=True))
+    assert round(glue_average(roberta), 1) == 85.2  # "RoBERTa (Ours)", base
+    del roberta["rte"]
+    assert glue_average(roberta) is None
+
+
+def test_a_count_below_the_official_one_marks_the_split():
+    assert GLUE["qnli"].subset({"train": 10_293, "dev": 5_463}) == {"train": "10,293 of 104,743"}
+    assert RTE.subset({"train": 2_490, "dev": 277}) == {}
+    assert GLUE["mnli"].subset({"train": 392_702, "matched": 9_814, "mismatched": 9_832}) == {
+        "matched": "9,814 of 9,815"
+    }
+
+
+def test_data_have_a_fingerprint_of_their_contents(tmp_path):
+    rows = [{"text": "a", "label": "x"}, {"text": "b", "label": "y"}]
+    _, first = own(tmp_path, rows, rows)
+    _, again = own(tmp_path, rows, rows[::-1])
+    assert first["train"].fingerprint() == again["train"].fingerprint() != again["dev"].fingerprint()
+    assert len(first["train"].first(1)) == first["train"].first(1).physical_rows == 1
