@@ -23,13 +23,14 @@ import torch
 from torch import Tensor, nn
 
 from latemask.batch import Batch
+from latemask.cards import card_of_device
 from latemask.config import Run, replace
+from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.feed.batches import Rows, TrainingBatches
 from latemask.feed.masking import noise
 from latemask.feed.prefetch import Prefetch
 from latemask.model.pretrainer import Pretrainer
-from latemask.study.cost import card_of_device, flops_per_token
 from latemask.text.store import TokenStore, open_store
 from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
