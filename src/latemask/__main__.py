@@ -1,0 +1,108 @@
+"""The command line: ``latemask COMMAND ...``. Only the code of the command that is asked for is imported."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from latemask.errors import Refusal
+
+DEBUG = "LATEMASK_DEBUG"
+REFUSED, FAILED, INTERRUPTED = 2, 1, 130
+"""Exit statuses: bad input, a system error such as a full disk, Ctrl-C."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command. ``run`` takes the parsed ``options``, or the raw arguments where ``options`` is empty."""
+
+    name: str
+    summary: str
+    module: str
+    run: str
+    options: str = ""
+    positional: tuple[str, ...] = ()
+    """Fields of ``options`` that are given without a flag."""
+
+
+COMMANDS = (
+    Command("tokenizer", "train a tokenizer on your text", "latemask.text.tokenizer", "run_tokenizer",
+            "TokenizerOptions"),
+    Command("prepare", "turn your text into tokens on disk", "latemask.text.prepare", "run_prepare", "PrepareOptions"),
+    Command("recipes", "a table of every recipe", "latemask.cli.recipes", "run_recipes", "RecipesOptions"),
+    Command("cost", "parameters, FLOPs per token, ratio to MLM, memory, GPU-hours of a recipe", "latemask.study.cost",
+            "run_cost", "CostOptions", ("recipe",)),
+    Command("pretrain", "pretrain an encoder, on one process or many; resume", "latemask.cli.pretrain", "run_pretrain"),
+    Command("doctor", "card, versions, kernels in use, a short self-test", "latemask.cli.doctor", "run_doctor",
+            "DoctorOptions"),
+)  # fmt: skip
+
+
+def overview() -> str:
+    """What ``latemask --help`` prints."""
+    lines = ["usage: latemask COMMAND [OPTIONS]", "", importlib.metadata.metadata("latemask")["Summary"], ""]
+    lines += [f"  {command.name:<10}{command.summary}" for command in COMMANDS]
+    lines += ["", "latemask COMMAND --help lists a command's options; latemask --version; --debug shows tracebacks.",
+              "On several GPUs: torchrun --nproc-per-node 8 -m latemask pretrain ..."]  # fmt: skip
+    return "\n".join(lines)
+
+
+def dispatch(arguments: Sequence[str]) -> int | None:
+    """Run the command that ``arguments`` name; its exit status. Raises ``Refusal`` for an unknown command."""
+    name, *rest = arguments or ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(overview())
+        return None
+    if name == "--version":
+        print(f"latemask {importlib.metadata.version('latemask')}")
+        return None
+    command = next((command for command in COMMANDS if command.name == name), None)
+    if command is None:
+        import difflib
+
+        known = [command.name for command in COMMANDS]
+        close = difflib.get_close_matches(name, known, n=3) or known
+        raise Refusal("command", repr(name), f"one of {', '.join(close)}", "`latemask --help` lists all commands")
+    module = importlib.import_module(command.module)
+    if not command.options:
+        return getattr(module, command.run)(rest)
+    from latemask.cli.options import parse
+
+    options = parse(getattr(module, command.options), rest, prog=f"latemask {name}", positional=command.positional)
+    return getattr(module, command.run)(options)
+
+
+def main() -> None:
+    """Entry point of ``latemask`` and ``python -m latemask``: one line for what a user can mend, then exit."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    debug = len(arguments) < len(sys.argv) - 1 or os.environ.get(DEBUG, "0") not in ("", "0")
+    try:
+        sys.exit(dispatch(arguments))
+    except Refusal as refusal:
+        fail(str(refusal), REFUSED, debug)
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except OSError as error:
+        named = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
+        fail(named, FAILED, debug)
+    except KeyboardInterrupt:
+        fail("interrupted", INTERRUPTED, debug)
+
+
+def fail(message: str, status: int, debug: bool) -> None:
+    """Print one line (red on a terminal) and exit; with ``debug`` the exception goes on instead."""
+    if debug:
+        raise
+    rank = f" (rank {os.environ['RANK']})" if int(os.environ.get("WORLD_SIZE", "1")) > 1 else ""
+    red, plain = ("\x1b[31m", "\x1b[0m") if sys.stderr.isatty() and "NO_COLOR" not in os.environ else ("", "")
+    print(f"{red}latemask{rank}: {message}{plain}", file=sys.stderr, flush=True)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

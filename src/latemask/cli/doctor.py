@@ -1,0 +1,126 @@
+"""``latemask doctor``: what this machine has, and whether a tiny run's forward and backward pass is right on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import math
+import os
+import platform
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from latemask import console
+from latemask.batch import Batch
+from latemask.config import Run
+from latemask.errors import Refusal
+from latemask.feed.masking import lay_out
+from latemask.model.pretrainer import Pretrainer
+from latemask.recipes import recipe
+from latemask.training.distributed import pick_device
+
+PACKAGES = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "pyarrow", "zstandard", "triton")
+
+
+@dataclass(frozen=True)
+class DoctorOptions:
+    """Card, versions, kernels in use, and a short self-test."""
+
+
+def run_doctor(options: DoctorOptions) -> None:
+    """Print the tables of ``latemask doctor``. Raises ``Refusal`` where a check of the self-test fails."""
+    device = pick_device()
+    console.table("Machine", ("what", "found"), machine(device))
+    checks = self_test(device)
+    console.table("Self-test: MLM and MAE-LM, one forward and backward pass each", ("check", "found", "wanted", ""),
+                  [(c.name, c.found, c.wanted, "ok" if c.holds else "FAILED") for c in checks])  # fmt: skip
+    if failed := [check for check in checks if not check.holds]:
+        raise Refusal("doctor", f"{failed[0].name}: {failed[0].found}", failed[0].wanted,
+                      "Try another torch build, and report this table with it")  # fmt: skip
+    console.say("All is well.")
+
+
+def machine(device: torch.device) -> list[tuple[str, str]]:
+    """What is here: processor, card, versions, kernels."""
+    rows = [
+        ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
+        ("processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads used by torch"),
+    ]
+    if device.type == "cuda":
+        for number in range(torch.cuda.device_count()):
+            card = torch.cuda.get_device_properties(number)
+            free, total = torch.cuda.mem_get_info(number)
+            memory = f"{free / 1e9:.0f} of {total / 1e9:.0f} GB free"
+            rows.append((f"card {number}", f"{card.name}, {memory}, compute capability {card.major}.{card.minor}"))
+    rows.append(("runs on", str(device)))
+    for package in PACKAGES:
+        try:
+            rows.append((package, importlib.metadata.version(package)))
+        except importlib.metadata.PackageNotFoundError:
+            rows.append((package, "not installed"))
+    rows += [
+        ("precision by default", "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"),
+        ("blocks compiled by default", "yes" if device.type == "cuda" else "no"),
+        ("attention kernels allowed", ", ".join(attention_kernels(device))),
+    ]
+    return rows
+
+
+def attention_kernels(device: torch.device) -> list[str]:
+    """The scaled-dot-product kernels that torch may choose from."""
+    if device.type != "cuda":
+        return ["torch's own for this device"]
+    kernels = {
+        "cuDNN": torch.backends.cuda.cudnn_sdp_enabled(),
+        "flash": torch.backends.cuda.flash_sdp_enabled(),
+        "efficient": torch.backends.cuda.mem_efficient_sdp_enabled(),
+        "plain": torch.backends.cuda.math_sdp_enabled(),
+    }
+    return [name for name, allowed in kernels.items() if allowed]
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the self-test."""
+
+    name: str
+    found: str
+    wanted: str
+    holds: bool
+
+
+def self_test(device: torch.device) -> list[Check]:
+    """Untrained loss near ln T, a finite gradient for every parameter, and the same loss on the CPU in float64."""
+    checks = []
+    for name in ("mlm_tiny", "mae_lm_tiny"):
+        run = recipe(name)
+        run = dataclasses.replace(run, shape=dataclasses.replace(run.shape, dropout=0.0, vocabulary=1000))
+        batch = _random_batch(run, rows=4)
+        torch.manual_seed(0)
+        model = Pretrainer(run).to(device)
+        loss = model(batch.to(device)).mean()
+        loss.backward()
+        exact = Pretrainer(run).double()
+        exact.load_state_dict({key: tensor.cpu().double() for key, tensor in model.state_dict().items()})
+        wanted, found = exact(batch).mean().item(), loss.item()
+        chance = math.log(run.shape.vocabulary)
+        named = list(model.named_parameters())
+        good = sum(p.grad is not None and bool(p.grad.isfinite().all()) for _, p in named)
+        checks += [
+            Check(f"{name}: loss, untrained", f"{found:.3f}", f"about ln {run.shape.vocabulary} = {chance:.3f}",
+                  abs(found - chance) < 0.5),
+            Check(f"{name}: loss in float64 on the CPU", f"{wanted:.5f}", f"{found:.5f}", abs(found - wanted) < 1e-3),
+            Check(f"{name}: parameters with a finite gradient", str(good), str(len(named)), good == len(named)),
+        ]  # fmt: skip
+    return checks
+
+
+def _random_batch(run: Run, rows: int) -> Batch:
+    shape = run.shape
+    ids = np.random.default_rng(0).integers(5, shape.vocabulary, (rows, shape.row_tokens))
+    ids[:, 0] = shape.specials.bos
+    layout = lay_out(ids, np.zeros_like(ids), run.masking, shape.specials, shape.vocabulary, seed=0,
+                     epoch=np.zeros(rows, np.int64), row=np.arange(rows))  # fmt: skip
+    return Batch(*map(torch.from_numpy, layout))

@@ -1,0 +1,99 @@
+"""Flags from dataclasses: a field is a flag, its default the default, its docstring the help (through tyro).
+
+The fields of a Run become dotted flags (``--training.steps``) whose defaults are the recipe's own numbers. What tyro
+fills are twins of the dataclasses whose rules are off, so that a broken rule is a ``Refusal`` like any other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import tyro
+from tyro.conf import FlagConversionOff, FlagCreatePairsOff, Positional, Suppress
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
+
+from latemask.config import Run, replace
+from latemask.joins import Join
+
+T = TypeVar("T")
+
+PARTS = ("shape", "decoder", "masking", "training")
+FROM_DATA: tuple[str, ...] = ("specials", "vocabulary")
+"""Fields that the data's tokenizer sets."""
+
+_registry = ConstructorRegistry()
+
+
+@_registry.primitive_rule
+def _join(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """A Join stays text here; ``replace`` reads it."""
+    if info.type is not Join:
+        return None
+    return PrimitiveConstructorSpec(
+        nargs=1,
+        metavar="LAYER[:START:STOP]",
+        instance_from_str=lambda words: words[0],
+        is_instance=lambda value: isinstance(value, Join),
+        str_from_instance=lambda join: [str(join)],
+    )
+
+
+def parse(kind: type[T], arguments: Sequence[str], *, prog: str, positional: Sequence[str] = ()) -> T:
+    """An instance of the dataclass ``kind``, whose fields ``positional`` are given without a flag.
+
+    Unknown or ill-typed arguments are printed, with close matches, and exit with status 2. Raises whatever ``kind``
+    raises.
+    """
+    marks = {name: (Positional, tyro.conf.arg(metavar=name.upper())) for name in positional}
+    return _read_from(_tyro(_without_rules(kind, marks), arguments, prog), kind)
+
+
+def parse_run(kind: type[T], run: Run, arguments: Sequence[str], *, prog: str) -> tuple[T, Run]:
+    """``kind`` as in ``parse``, and ``run`` with its dotted fields changed. Raises ``Refusal`` where a rule breaks."""
+    from_data: dict[str, tuple[Any, ...]] = dict.fromkeys(FROM_DATA, (Suppress,))
+    parts = {name: _read_from(part, _without_rules(type(part), from_data))
+             for name in PARTS if (part := getattr(run, name)) is not None}  # fmt: skip
+    fields = [(name, Annotated[type(part), FlagConversionOff], dataclasses.field(default=part))
+              for name, part in parts.items()]  # fmt: skip
+    options = _tyro(_dataclass_from(kind, fields, {}), arguments, prog)
+    changes = {
+        f"{name}.{field.name}": given
+        for name, part in parts.items()
+        for field in dataclasses.fields(part)
+        if (given := getattr(getattr(options, name), field.name)) != getattr(part, field.name)
+    }
+    return _read_from(options, kind), replace(run, changes)
+
+
+def _without_rules(kind: type[Any], marks: dict[str, tuple[Any, ...]]) -> type[Any]:
+    """A twin of ``kind`` that holds any value, with tyro's marks on some of its fields."""
+    hints = get_type_hints(kind, include_extras=True)
+    marked = [
+        (field.name, Annotated[hints[field.name], *marks[field.name]], _same_default(field))
+        for field in dataclasses.fields(kind)
+        if field.name in marks
+    ]
+    return _dataclass_from(kind, marked, {"__post_init__": lambda self: None})
+
+
+def _read_from(instance: Any, kind: type[T]) -> T:
+    """A ``kind`` with the values of ``instance``, which has all of its fields."""
+    return kind(**{field.name: getattr(instance, field.name) for field in dataclasses.fields(kind)})  # type: ignore[arg-type]
+
+
+def _same_default(field: dataclasses.Field[Any]) -> Any:
+    if field.default_factory is not dataclasses.MISSING:
+        return dataclasses.field(default_factory=field.default_factory)
+    return dataclasses.field(default=field.default)
+
+
+def _dataclass_from(kind: type[Any], fields: Sequence[tuple[str, Any, Any]], namespace: dict[str, Any]) -> type[Any]:
+    frozen = kind.__dataclass_params__.frozen
+    namespace = {"__doc__": kind.__doc__, **namespace}
+    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=frozen, namespace=namespace)
+
+
+def _tyro(kind: Any, arguments: Sequence[str], prog: str) -> Any:
+    return tyro.cli(kind, args=list(arguments), prog=prog, config=(FlagCreatePairsOff,), registry=_registry)

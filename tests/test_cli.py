@@ -1,0 +1,239 @@
+"""The command line: quick to answer, every field a flag, one line for what a user can mend, exit statuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from latemask import __main__ as command_line
+from latemask.cli import pretrain
+from latemask.cli.options import FROM_DATA, PARTS, parse, parse_run
+from latemask.config import Run, replace
+from latemask.errors import Refusal
+from latemask.joins import DECODER, Join
+from latemask.recipes import names, recipe
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """No options beside the run's."""
+
+
+def overridden(name: str, *arguments: str) -> Run:
+    return parse_run(Nothing, recipe(name), arguments, prog="test")[1]
+
+
+def latemask(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "latemask", *arguments], capture_output=True, text=True,
+                          env={**os.environ, **environment})  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["recipes"], ["cost", "mlm_tiny"],
+                                       ["pretrain", "mlm_tiny", "--help"]])  # fmt: skip
+def test_answers_without_loading_what_is_heavy(arguments):
+    program = (
+        "import sys; from latemask.__main__ import main\n"
+        f"sys.argv = ['latemask', *{arguments}]\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code, stop.code\n"
+        "heavy = {'torch', 'transformers', 'tokenizers', 'pyarrow', 'matplotlib'} & sys.modules.keys()\n"
+        "assert not heavy, heavy\n"
+    )
+    began = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    print(f"{arguments}: {time.perf_counter() - began:.2f} s")
+    assert done.returncode == 0, done.stderr
+
+
+def test_overview_lists_every_command_and_each_has_its_code():
+    text = command_line.overview()
+    for command in command_line.COMMANDS:
+        assert f"\n  {command.name} " in text
+        assert latemask(command.name, "--help").returncode == 0, command.name
+
+
+@pytest.mark.parametrize("name", ["mlm_tiny", "three_ml_cross_base", "gradual_large", "delta_small", "mlm_base_plus"])
+def test_every_field_is_a_flag_whose_default_is_the_recipes_own(name):
+    run = recipe(name)
+    arguments = []
+    for part in PARTS:
+        for field in dataclasses.fields(getattr(run, part) or Nothing()):
+            if field.name in FROM_DATA:
+                continue
+            value = getattr(getattr(run, part), field.name)
+            words = map(str, value) if isinstance(value, tuple) else [str(value)]
+            arguments += [f"--{part}.{field.name.replace('_', '-')}", *words]
+    assert overridden(name) == run
+    assert overridden(name, *arguments) == run
+
+
+def test_overrides_reach_the_run():
+    run = overridden("mae_lm_tiny", "--training.steps", "1000", "--masking.rate", ".5", "--shape.positions", "absolute",
+                     "--masking.joins", "0:0:0.2", "decoder:0.2:1", "--training.micro-rows", "4", "--training.betas",
+                     "0.8", "0.9", "--shape.isolate-documents", "True", "--decoder.sublayers", "self", "cross",
+                     "--training.clip-norm", "None")  # fmt: skip
+    assert run == replace(recipe("mae_lm_tiny"), {
+        "training.steps": 1000, "masking.rate": 0.5, "shape.positions": "absolute",
+        "masking.joins": (Join(0, 0, 0.2), Join(DECODER, 0.2, 1)), "training.micro_rows": 4,
+        "training.betas": (0.8, 0.9), "shape.isolate_documents": True, "decoder.sublayers": ("self", "cross"),
+        "training.clip_norm": None,
+    })  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "where"), [
+    (["--masking.rate", "1.5"], "masking.rate"),
+    (["--masking.joins", "soon"], "masking.joins"),
+    (["--masking.joins", "9"], "masking.joins"),
+    (["--shape.heads", "3"], "shape.heads"),
+    (["--training.micro-rows", "65"], "training.micro_rows"),
+])  # fmt: skip
+def test_a_broken_rule_is_a_refusal_that_names_the_field(arguments, where):
+    with pytest.raises(Refusal) as refused:
+        overridden("mae_lm_tiny", *arguments)
+    assert refused.value.where.startswith(where)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["--training.step", "5"], ["--training.step", "--training.steps"]),
+    (["--training.steps", "many"], ["--training.steps", "many"]),
+    (["--shape.norm", "middle"], ["--shape.norm", "middle", "post", "pre"]),
+    (["--masking.filler", ".8", ".2"], ["--masking.filler", "3 values"]),
+    (["--shape.vocabulary", "9"], ["--shape.vocabulary"]),
+    (["--decoder.depth", "2"], ["--decoder.depth"]),
+])  # fmt: skip
+def test_unknown_and_ill_typed_flags_are_named_with_what_is_close(arguments, said, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        overridden("mlm_tiny", *arguments)
+    assert stopped.value.code == 2
+    message = " ".join(capsys.readouterr().err.split())
+    assert all(word in message for word in said), message
+
+
+def test_help_of_a_recipe_shows_its_numbers_and_the_docstrings(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        overridden("three_ml_self_small", "--help")
+    assert stopped.value.code == 0
+    text = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "--masking.rate FLOAT Share of a row's tokens that is masked" in text
+    assert "(default: 0.5)" in text
+    assert "(default: decoder:0.0:1.0)" in text
+    assert "--training.batch-rows INT Rows per update, over all processes. (default: 256)" in text
+
+
+def test_positional_fields_and_switches():
+    @dataclass(frozen=True)
+    class Options:
+        """What."""
+
+        files: tuple[str, ...]
+        """Files."""
+        out: Path = Path("x")
+        """Folder."""
+        overwrite: bool = False
+        """Replace."""
+
+    options = parse(Options, ["a", "b", "--overwrite"], prog="test", positional=("files",))
+    assert (options.files, options.out, options.overwrite) == (("a", "b"), Path("x"), True)
+    with pytest.raises(SystemExit):
+        parse(Options, ["a", "--no-overwrite"], prog="test", positional=("files",))
+
+
+def test_a_refusal_is_one_line_and_status_2():
+    done = latemask("pretrain", "mlm_tny", "--data", "x", "--out", "y")
+    assert done.returncode == 2
+    assert done.stderr.startswith("latemask: recipe: found 'mlm_tny'; wanted")
+    assert "mlm_tiny" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert latemask("pretrian").returncode == 2
+    assert "pretrain" in latemask("pretrian").stderr
+
+
+def test_debug_shows_the_traceback_and_rank_is_named():
+    wrong = ("cost", "no_such_recipe")
+    assert "Traceback" in latemask(*wrong, "--debug").stderr
+    assert "Traceback" in latemask(*wrong, LATEMASK_DEBUG="1").stderr
+    assert latemask(*wrong, WORLD_SIZE="2", RANK="1").stderr.startswith("latemask (rank 1): ")
+
+
+@pytest.mark.parametrize(("error", "status", "said"), [
+    (KeyboardInterrupt(), 130, "interrupted"),
+    (FileNotFoundError(2, "No such file or directory", "tok/x"), 1, "tok/x: No such file or directory"),
+    (Refusal("data", "nothing", "text", "Prepare some"), 2, "data: found nothing; wanted text. Prepare some"),
+])  # fmt: skip
+def test_exit_statuses(error, status, said, monkeypatch, capsys):
+    def broken(arguments):
+        raise error
+
+    monkeypatch.setattr(command_line, "dispatch", broken)
+    monkeypatch.setattr(sys, "argv", ["latemask", "demo"])
+    with pytest.raises(SystemExit) as stopped:
+        command_line.main()
+    assert stopped.value.code == status
+    assert capsys.readouterr().err == f"latemask: {said}\n"
+
+
+def test_other_errors_keep_their_traceback(monkeypatch):
+    monkeypatch.setattr(command_line, "dispatch", lambda arguments: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        command_line.main()
+
+
+def test_a_reader_that_leaves_early_gets_no_traceback():
+    done = subprocess.run(f"{sys.executable} -m latemask recipes | head -1", shell=True, capture_output=True, text=True)
+    assert done.stderr == ""
+
+
+def test_recipes_lists_every_recipe():
+    listed = {line.split()[0] for line in latemask("recipes").stdout.splitlines() if line.strip()}
+    assert set(names()) <= listed
+    assert "mlm_base" not in latemask("recipes", "--size", "tiny").stdout
+
+
+def test_pretrain_asks_for_what_is_missing():
+    for arguments, where in (
+        (["mlm_tiny"], "--out"),
+        (["mlm_tiny", "--out", "x"], "--data"),
+        (["mlm_tiny", "--out", "x", "--resume", "x"], "--resume"),
+        (["--data", "x"], "pretrain"),
+        (["--resume", "no/such/run"], "no/such/run"),
+    ):
+        with pytest.raises(Refusal) as refused:
+            pretrain.read(arguments)
+        assert refused.value.where == where
+    options, run = pretrain.read(["mlm_tiny", "--data", "d", "--out", "o", "--resume-if-present"])
+    assert options == pretrain.PretrainOptions(data=Path("d"), out=Path("o"), resume_if_present=True)
+    assert run == recipe("mlm_tiny")
+
+
+def test_resume_reads_the_runs_own_settings(tmp_path):
+    saved = replace(recipe("mlm_tiny"), {"training.steps": 77})
+    for step in ("step-0000000", "step-0000009"):
+        (tmp_path / step).mkdir()
+    (tmp_path / "step-0000009" / "run.json").write_text(saved.to_json())
+    assert pretrain.read(["--resume", str(tmp_path)])[1] is None
+    changed = pretrain.read([f"--resume={tmp_path}", "--training.steps", "99"])[1]
+    assert changed == replace(saved, {"training.steps": 99})
+
+
+@pytest.mark.parametrize(("reason", "status"), [("signal", 75), ("steps", 0)])
+def test_status_after_sigterm_says_to_queue_the_run_again(reason, status, monkeypatch, capsys):
+    from latemask.training import loop
+
+    calls = []
+
+    def ran(run, data, out, **options):
+        calls.append((run, data, out, options))
+        return loop.Outcome(out / "step-0000003", reason, None)
+
+    monkeypatch.setattr(loop, "pretrain", ran)
+    assert pretrain.run_pretrain(["mlm_tiny", "--data", "d", "--out", "o", "--resume-if-present"]) == status
+    assert calls == [(recipe("mlm_tiny"), Path("d"), Path("o"),
+                      {"resume": "if-present", "overwrite": False, "trackers": ()})]  # fmt: skip
+    assert ("--resume o" in capsys.readouterr().out) == (reason == "signal")
