@@ -1,0 +1,119 @@
+"""What a person sees in a terminal: a progress line, a table, a note, a warning.
+
+Tables and notes are results and go to standard output; progress and warnings go to standard error. Where that is not a
+terminal (a job's log, a pipe) everything is plain lines, and progress is one line every ten seconds.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+LOG_EVERY_SECONDS = 10.0
+PLAIN_COLUMNS = 200
+"""Characters a line may have where there is no terminal to ask."""
+
+
+def say(text: str = "") -> None:
+    """One line of result, as it is (``[MASK]`` is text, not markup)."""
+    print(text, flush=True)
+
+
+def warn(text: str) -> None:
+    """One line that a person should read although the work goes on."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.text import Text
+
+        Console(stderr=True).print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True)
+    else:
+        print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print ``rows`` under ``columns``; numbers stand to the right, with thousands separators for whole ones."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[_cell(value) for value in row] for row in rows]
+    numeric = [bool(cells) and all(right for _, right in column) for column in zip(*cells, strict=True)]
+    printed = Table(title=Text(title), title_justify="left", box=box.SIMPLE, pad_edge=False)
+    for column, right in zip(columns, numeric or [False] * len(columns), strict=True):
+        printed.add_column(Text(column), justify="right" if right else "left", overflow="fold")
+    for row in cells:
+        printed.add_row(*(Text(text) for text, _ in row))
+    console = Console() if sys.stdout.isatty() else Console(width=PLAIN_COLUMNS)
+    console.print(printed)
+
+
+def _cell(value: object) -> tuple[str, bool]:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}", True
+    if isinstance(value, float):
+        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}", True
+    return ("", True) if value is None else (str(value), False)
+
+
+@contextmanager
+def progress(description: str, total: float | None = None, unit: str = "") -> Iterator[Callable[[float], None]]:
+    """Show how much of ``total`` is done, the rate in ``unit`` per second and the remaining time.
+
+    Yields ``advance(amount)``. ``total`` None: unknown, so that only the amount and the rate are shown.
+    """
+    shown = _live(description, total, unit) if sys.stderr.isatty() else _logged(description, total, unit)
+    with shown as advance:
+        yield advance
+
+
+@contextmanager
+def _live(description: str, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    begun = time.monotonic()
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        TextColumn("{task.fields[state]}", markup=False),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        task = shown.add_task(description, total=total, state="")
+        done = 0.0
+
+        def advance(amount: float) -> None:
+            nonlocal done
+            done += amount
+            state = _state(done, total, unit, time.monotonic() - begun)
+            shown.update(task, completed=done, state=state)
+
+        yield advance
+
+
+@contextmanager
+def _logged(description: str, total: float | None, unit: str) -> Iterator[Callable[[float], None]]:
+    begun = last = time.monotonic()
+    done = 0.0
+
+    def advance(amount: float) -> None:
+        nonlocal done, last
+        done += amount
+        now = time.monotonic()
+        if now - last >= LOG_EVERY_SECONDS:
+            last = now
+            left = f", {(now - begun) * (total / done - 1):.0f} s left" if total and 0 < done < total else ""
+            print(f"{description}: {_state(done, total, unit, now - begun)}{left}", file=sys.stderr, flush=True)
+
+    yield advance
+
+
+def _state(done: float, total: float | None, unit: str, seconds: float) -> str:
+    amount = f"{done:,.0f}/{total:,.0f}" if total else f"{done:,.0f}"
+    rate = done / seconds if seconds > 0 else 0.0
+    return f"{amount} {unit}, {rate:,.3g} {unit}/s".replace("  ", " ")

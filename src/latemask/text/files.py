@@ -1,0 +1,166 @@
+"""What a person names (files, folders, patterns, ``-``) becomes an ordered list of files, each read as plain bytes.
+
+The format follows the name (``.txt``, ``.jsonl``, ``.parquet``, before an optional ``.gz``, ``.zst``, ``.xz``); the
+compression follows the first bytes, so that it also works for standard input and for a misnamed file.
+"""
+
+from __future__ import annotations
+
+import glob
+import io
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import IO, Any, Literal
+
+from latemask.console import warn
+from latemask.errors import Refusal
+
+Format = Literal["text", "jsonl", "parquet"]
+SUFFIXES: dict[str, Format] = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
+COMPRESSED = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
+"""Suffix and first bytes. None of these is valid UTF-8 or begins a parquet file."""
+ENDINGS = f"{', '.join(SUFFIXES)}, each plain or with {', '.join(COMPRESSED)}"
+STANDARD_INPUT = "-"
+
+
+@dataclass(frozen=True)
+class File:
+    """One input: its path (``-`` is standard input) and what it holds."""
+
+    path: str
+    format: Format
+
+    @property
+    def bytes_on_disk(self) -> int | None:
+        """None for standard input and pipes."""
+        path = Path(self.path)
+        return path.stat().st_size if self.path != STANDARD_INPUT and path.is_file() else None
+
+
+def find(inputs: Sequence[str | os.PathLike[str]], format: Format | None = None) -> list[File]:
+    """The files that ``inputs`` name, in order; inside a folder or a pattern, by name.
+
+    A folder gives all files below it with a known ending. ``format`` is that of standard input and of files whose name
+    does not tell. A file named twice is read once, with a warning. Raises ``Refusal`` for a name that gives no file.
+    """
+    found: dict[str, File] = {}
+    for name in (os.fspath(item) for item in inputs):
+        for path in _paths(name):
+            known = _format(path)
+            kind = known or format
+            if kind is None:
+                raise Refusal(path if path != STANDARD_INPUT else "standard input", "a format that no name tells",
+                              f"a name ending in {ENDINGS}", "Say it with --format text, jsonl or parquet")  # fmt: skip
+            key = path if path == STANDARD_INPUT else os.path.realpath(path)
+            if key in found:
+                warn(f"{path}: named twice, read once")
+            found.setdefault(key, File(path, kind))
+    if not found:
+        raise Refusal("files", "none", "at least one file, folder or pattern, or - for standard input")
+    return list(found.values())
+
+
+def _paths(name: str) -> list[str]:
+    path = Path(name)
+    if name == STANDARD_INPUT:
+        return [name]
+    if path.is_dir():
+        below = (
+            item for item in path.rglob("*") if not any(part.startswith(".") for part in item.relative_to(path).parts)
+        )
+        paths = sorted(str(item) for item in below if _format(str(item)) and item.is_file())
+        if not paths:
+            raise Refusal(name, "a folder without such a file", f"files ending in {ENDINGS}")
+        return paths
+    if path.exists():
+        return [name]
+    paths = sorted(item for item in glob.glob(name, recursive=True) if not Path(item).is_dir())
+    if not paths:
+        raise Refusal(name, "no such file, and no file that it matches as a pattern", "a file, a folder or a pattern")
+    return paths
+
+
+def _format(path: str) -> Format | None:
+    suffixes = PurePath(path).suffixes
+    if suffixes and suffixes[-1].lower() in COMPRESSED:
+        suffixes = suffixes[:-1]
+    return SUFFIXES.get(suffixes[-1].lower()) if suffixes else None
+
+
+class Plain:
+    """The decompressed bytes of one open file."""
+
+    def __init__(self, file: File, raw: IO[bytes]):
+        self.name = "standard input" if file.path == STANDARD_INPUT else file.path
+        self._raw = raw
+        head = raw.peek(8) if isinstance(raw, io.BufferedReader) else b""
+        compression = next((suffix for suffix, magic in COMPRESSED.items() if head.startswith(magic)), None)
+        named = PurePath(file.path).suffix.lower()
+        if named in COMPRESSED and head and compression != named:
+            raise Refusal(self.name, "other data" if compression is None else f"{compression} data", f"{named} data")
+        self.compressed = compression is not None
+        self._stream, self._errors = _decompressor(compression, raw) if compression else (raw, (OSError,))
+
+    def read(self, size: int) -> bytes:
+        """At most ``size`` bytes; empty at the end. Raises ``Refusal`` where the compressed data is broken or cut."""
+        try:
+            return self._stream.read(size)
+        except self._errors as error:
+            raise Refusal(self.name, f"unreadable data ({error})", "a whole, undamaged file",
+                          "Copy or download it again") from error  # fmt: skip
+
+    def position(self) -> int:
+        """Bytes of the file on disk that have been read."""
+        try:
+            return self._raw.tell()
+        except OSError:
+            return 0
+
+
+def _decompressor(suffix: str, raw: IO[bytes]) -> tuple[Any, tuple[type[Exception], ...]]:
+    """The stream of decompressed bytes, and what it raises for damaged or cut data."""
+    if suffix == ".gz":
+        import gzip
+        import zlib
+
+        return gzip.GzipFile(fileobj=raw, mode="rb"), (OSError, EOFError, zlib.error)
+    if suffix == ".xz":
+        import lzma
+
+        return lzma.LZMAFile(raw), (OSError, EOFError, lzma.LZMAError)
+    import pyarrow  # the zstandard package takes a cut file for a whole one
+
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, mode="r"), "zstd"), (OSError, ValueError)
+
+
+@contextmanager
+def open_plain(file: File) -> Iterator[Plain]:
+    """The bytes of ``file``, decompressed. Raises ``Refusal`` where it cannot be opened."""
+    if file.path == STANDARD_INPUT:
+        yield Plain(file, sys.stdin.buffer)
+        return
+    try:
+        raw = open(file.path, "rb")  # noqa: SIM115
+    except OSError as error:
+        raise Refusal(file.path, error.strerror or str(error), "a readable file") from error
+    with raw:
+        yield Plain(file, raw)
+
+
+@contextmanager
+def open_seekable(file: File) -> Iterator[IO[bytes]]:
+    """``file`` for random access: itself, or its decompressed bytes in an unnamed temporary file."""
+    with open_plain(file) as plain:
+        if not plain.compressed and file.bytes_on_disk is not None:
+            yield plain._raw
+            return
+        with tempfile.TemporaryFile() as copy:
+            while data := plain.read(1 << 20):
+                copy.write(data)
+            copy.seek(0)
+            yield copy

@@ -1,0 +1,216 @@
+"""A word's ids never change, so each word is encoded once and looked up afterwards.
+
+``Encoder`` encodes raw text with a ``tokenizers`` model such that nothing in the text becomes a special token, and
+looks words up where the model's own rules make white space a border no token crosses (byte-level BPE, BERT's WordPiece,
+word level). Anything else (Unigram, other pre-tokenizers) is encoded as a whole, in pieces of 65,536 characters.
+
+The library's matching of special tokens is switched off by encoding with a twin whose special tokens have names that no
+text contains: a literal ``<mask>`` or ``[SEP]`` is then ordinary text for every kind of model, also where the literal
+stands in the model's own vocabulary (word level, Unigram), which ``encode_special_tokens`` does not cover.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import re
+from array import array
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+SLICE_CHARACTERS = 1 << 20
+PIECE_CHARACTERS = 1 << 16
+"""Longest text given to the library at once; also the longest word. Longer words are encoded in pieces."""
+MEMO_WORDS = 1 << 20
+MEMO_CHARACTERS = 1 << 24
+"""The memo is emptied beyond either; it then holds about 200 MB."""
+
+_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # Unicode White_Space; Python's \s has more
+_AT_SPACE = rf" ?[^{_SPACE}]{{1,{PIECE_CHARACTERS - 1}}}|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+"
+WORDS = re.compile(rf" ?[A-Za-z]+(?=[{_SPACE}.,;:!?\"()-])|[.,;:!?\"()-]+(?=[{_SPACE}])|{_AT_SPACE}")
+"""A run of white space but its last space, which goes to the next word; ASCII words apart from the punctuation behind
+them, and that punctuation when white space follows."""
+
+GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CAPPED_SPLIT = re.sub(r"(\\s|\\p\{[LN]\}|\[\^[^]]*\])\+", r"\1{1,64}", GPT2_SPLIT)
+"""GPT-2's pre-tokens, none longer than 64 characters, so that a line without spaces costs no more than another."""
+
+
+def pieces(text: str, limit: int) -> Iterator[str]:
+    """``text`` in pieces of at most ``limit`` characters, cut in front of a space and a word where there is one."""
+    start = 0
+    while len(text) - start > limit:
+        cut = text.rfind(" ", start + 1, start + limit)
+        while cut > start and text[cut + 1].isspace():
+            cut = text.rfind(" ", start + 1, cut)
+        cut = cut if cut > start else start + limit
+        yield text[start:cut]
+        start = cut
+    yield text[start:]
+
+
+class Encoder:
+    """Ids of raw text, without special tokens.
+
+    ``special_names`` are text to it like any other: their ids never come out (``RuntimeError`` if a model manages to).
+    ``dtype``: of the ids, uint16 or uint32.
+    """
+
+    def __init__(self, tokenizer: dict[str, Any], special_names: Collection[str], dtype: type[np.unsignedinteger]):
+        names = {*special_names, *(added["content"] for added in _added(tokenizer) if added["special"])}
+        self.library = Tokenizer.from_str(json.dumps(_twin(tokenizer, names)))
+        self.special_ids = np.array([self.library.token_to_id(_other_name(name)) for name in sorted(names)], dtype)
+        self.dtype = dtype
+        self.looks_up = keeps_words_apart(tokenizer, names)
+        self._memo = _Memo(dtype)
+
+    def encode(self, texts: Sequence[str], end_id: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """All ids one after the other [tokens], and how many each text has [texts] int64.
+
+        ``end_id`` follows each text where given, and counts.
+        """
+        lengths = np.zeros(len(texts), np.int64)
+        found = []
+        for owners, parts in _batches(texts, SLICE_CHARACTERS if self.looks_up else PIECE_CHARACTERS):
+            ids, counts = self._look_up(parts) if self.looks_up else self._by_library(parts)
+            np.add.at(lengths, owners, counts)
+            found.append(ids)
+        ids = np.concatenate(found) if found else np.empty(0, self.dtype)
+        if end_id is None:
+            return ids, lengths
+        return np.insert(ids, np.cumsum(lengths), end_id), lengths + 1
+
+    def _look_up(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        words = [WORDS.findall(text) for text in texts]
+        counts = np.fromiter(map(len, words), np.int64, len(words))
+        ids, ends = self._memo.ids(itertools.chain.from_iterable(words), int(counts.sum()), self._by_library)
+        return ids, np.diff(ends[np.cumsum(counts)], prepend=0)
+
+    def _by_library(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        ids = [encoding.ids for encoding in self.library.encode_batch_fast(texts, add_special_tokens=False)]
+        counts = np.fromiter(map(len, ids), np.int64, len(ids))
+        flat = np.fromiter(itertools.chain.from_iterable(ids), self.dtype, int(counts.sum()))
+        if np.isin(flat, self.special_ids).any():
+            raise RuntimeError("text was encoded to the id of a special token: a fault of latemask, please report it")
+        return flat, counts
+
+
+def _batches(texts: Sequence[str], limit: int) -> Iterator[tuple[list[int], list[str]]]:
+    """Pieces of ``texts`` and the number of the text each comes from, up to about ``limit`` characters at a time."""
+    owners: list[int] = []
+    parts: list[str] = []
+    characters = 0
+    for owner, text in enumerate(texts):
+        for piece in pieces(text, limit):
+            owners.append(owner)
+            parts.append(piece)
+            characters += len(piece)
+            if characters >= SLICE_CHARACTERS:
+                yield owners, parts
+                owners, parts, characters = [], [], 0
+    if parts:
+        yield owners, parts
+
+
+class _Memo(dict[str, int]):
+    """Number of each word met; the ids of word i are ``flat[starts[i] : starts[i + 1]]``."""
+
+    def __init__(self, dtype: type[np.unsignedinteger]):
+        self.dtype = dtype
+        self._empty()
+
+    def _empty(self) -> None:
+        self.clear()
+        self.new: list[str] = []
+        self.characters = 0
+        self.flat = array("H" if self.dtype is np.uint16 else "I")
+        self.starts = array("q", [0])
+
+    def __missing__(self, word: str) -> int:
+        number = self[word] = len(self)
+        self.new.append(word)
+        return number
+
+    def ids(
+        self, words: Iterable[str], count: int, encode: Callable[[list[str]], tuple[np.ndarray, np.ndarray]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of ``count`` words, one after the other, and where each word ends, with a 0 in front [count + 1]."""
+        numbers = np.fromiter(map(self.__getitem__, words), np.int64, count)
+        if self.new:
+            flat, lengths = encode(self.new)
+            self.flat.frombytes(flat.tobytes())
+            self.starts.frombytes((self.starts[-1] + np.cumsum(lengths)).tobytes())
+            self.characters += sum(map(len, self.new))
+            self.new = []
+        starts = np.frombuffer(self.starts, np.int64)
+        begins = starts[numbers]
+        lengths = starts[numbers + 1] - begins
+        ends = np.concatenate([[0], np.cumsum(lengths)])
+        ids = np.frombuffer(self.flat, self.dtype)[np.arange(ends[-1]) + np.repeat(begins - ends[:-1], lengths)]
+        del starts  # an array that is seen through numpy cannot grow
+        if len(self) > MEMO_WORDS or self.characters > MEMO_CHARACTERS:
+            self._empty()
+        return ids, ends
+
+
+def _added(tokenizer: dict[str, Any]) -> list[dict[str, Any]]:
+    return tokenizer.get("added_tokens") or []
+
+
+def _other_name(name: str) -> str:
+    """What a special token is called in the twin: U+10FFFF is no character, and never one of a text."""
+    return f"\U0010ffff latemask {name} \U0010ffff"
+
+
+def _twin(tokenizer: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """The same model with other names for the tokens ``names``; no dropout, truncation, padding, post-processor."""
+    twin = copy.deepcopy(tokenizer)
+    twin.update(truncation=None, padding=None, post_processor=None)
+    renamed = {name: _other_name(name) for name in names}
+    for added in _added(twin):
+        added["content"] = renamed.get(added["content"], added["content"])
+    model = twin["model"]
+    vocabulary = model["vocab"]
+    if isinstance(vocabulary, dict):
+        model["vocab"] = {renamed.get(token, token): number for token, number in vocabulary.items()}
+    else:  # Unigram: pairs of token and score
+        model["vocab"] = [[renamed.get(token, token), score] for token, score in vocabulary]
+    if "unk_token" in model:
+        model["unk_token"] = renamed.get(model["unk_token"], model["unk_token"])
+    if "merges" in model:
+        pairs = (merge.split(" ", 1) if isinstance(merge, str) else merge for merge in model["merges"])
+        model["merges"] = [pair for pair in map(list, pairs) if not {*pair, "".join(pair)} & renamed.keys()]
+        model["dropout"] = None
+    return twin
+
+
+def keeps_words_apart(tokenizer: dict[str, Any], special_names: Collection[str]) -> bool:
+    """Whether the ids of a text are those of its ``WORDS``, one after the other, by the tokenizer's own rules."""
+    if any(added["content"] not in special_names for added in _added(tokenizer)):
+        return False  # matched in raw text, perhaps across white space
+    if tokenizer["model"]["type"] not in ("BPE", "WordPiece", "WordLevel"):
+        return False
+    normalizers = {step["type"] for step in _sequence(tokenizer.get("normalizer"), "normalizers")}
+    steps = _sequence(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    kinds = [step["type"] for step in steps]
+    if kinds in (["BertPreTokenizer"], ["Whitespace"]):
+        return normalizers <= {"NFC", "NFD", "Lowercase", "StripAccents", "BertNormalizer"}
+    if not normalizers <= {"NFC", "NFD", "Lowercase"}:
+        return False  # a character that vanishes would join two runs of white space
+    if kinds == ["ByteLevel"]:
+        return steps[0].get("use_regex", True) and not steps[0]["add_prefix_space"]
+    if kinds == ["Split", "ByteLevel"]:
+        split, to_bytes = steps
+        known = split["pattern"].get("Regex") in (GPT2_SPLIT, CAPPED_SPLIT) and split["behavior"] == "Isolated"
+        return known and not (split["invert"] or to_bytes["use_regex"] or to_bytes["add_prefix_space"])
+    return False
+
+
+def _sequence(step: dict[str, Any] | None, inside: str) -> list[dict[str, Any]]:
+    if step is None:
+        return []
+    return [one for item in step[inside] for one in _sequence(item, inside)] if step["type"] == "Sequence" else [step]
