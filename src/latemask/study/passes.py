@@ -1,0 +1,260 @@
+"""The same text twice, as it is and masked: the hidden states of every layer, and which vectors are real or [MASK].
+
+A run is fed as in its own pretraining: its joins, fillers, seats and rate, on the held-out rows of its data. Any other
+model that ``latemask.load_encoder`` takes gets rows ``<s> text </s>`` of its own tokenizer, [MASK] in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from latemask.batch import Batch
+from latemask.config import Run, Specials
+from latemask.console import progress
+from latemask.errors import Refusal
+from latemask.feed.batches import VALIDATION_SEED, Rows, ValidationBatches
+from latemask.feed.masking import MASK, noise
+from latemask.hf.loading import Source, TransformersEncoder
+from latemask.hf.vectors import framed, padded
+from latemask.joins import count
+from latemask.model.encoder import Encoder
+from latemask.model.pretrainer import Pretrainer
+from latemask.text.blocks import Reading, blocks
+from latemask.text.corpus import read_block
+from latemask.text.files import find
+from latemask.text.store import SUMMARY, TokenStore, open_store
+from latemask.text.tokenizer import Tokenizer, load_tokenizer
+from latemask.training import checkpoint
+
+
+class Layer(NamedTuple):
+    """Hidden states before the first block (layer 0) or after a block; vectors in neither set are not counted."""
+
+    x: Float[Tensor, "B n D"]
+    is_real: Bool[Tensor, "B n"]
+    is_mask: Bool[Tensor, "B n"]
+
+
+class Pass(NamedTuple):
+    """L + 1 layers of the same rows: as they are, and masked (None: this encoder never sees [MASK])."""
+
+    clean: list[Layer]
+    masked: list[Layer] | None
+
+
+@dataclass
+class Sample:
+    """What is fed to the encoder."""
+
+    model: str
+    """A run or step folder, an export, or the folder or name of a Hugging Face masked language model."""
+    data: str
+    """A folder made by `latemask prepare` (its held-out part is read), or a file of text: .txt, .jsonl, .parquet."""
+    tokens: int = 500_000
+    """Read about this many tokens; the paper reads 5,000,000. A base-size model needs some 10,000 at least."""
+    rate: float | None = None
+    """Share of tokens masked; by default the run's own, .15 for other models."""
+    specials: Literal["out", "in"] = "out"
+    """Whether special tokens such as <s> count among the real ones. Padding never does."""
+    sees_masks: Literal["as-trained", "yes", "no"] = "as-trained"
+    """Whether the encoder is fed [MASK]: a run knows; other models are taken to have been trained with it."""
+    row_tokens: int = 512
+    """Longest row for a model that is not a run, at most what the model takes."""
+    micro_rows: int = 8
+    """Rows at a time."""
+    device: str | None = None
+    """Such as cuda or cpu; by default a GPU where there is one."""
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "micro_rows"):
+            if getattr(self, name) < 1:
+                raise Refusal(f"--{name.replace('_', '-')}", repr(getattr(self, name)), "at least 1")
+        if self.row_tokens < 3:
+            raise Refusal("--row-tokens", repr(self.row_tokens), "at least 3")
+        if self.rate is not None and not 0 < self.rate < 1:
+            raise Refusal("--rate", repr(self.rate), "more than 0 and less than 1")
+
+
+@dataclass
+class Subject:
+    """A model and its passes over a sample."""
+
+    recipe: str | None
+    """The run's recipe; None for other models."""
+    width: int
+    depth: int
+    rate: float
+    sees_masks: bool
+    passes: Callable[[], Iterator[Pass]]
+    """Reads the sample, with a progress line."""
+
+
+def open_subject(sample: Sample) -> Subject:
+    """Load the model of a sample. Raises ``Refusal`` where model or data cannot be read, or hold too little."""
+    source = Source.of(sample.model)
+    device = torch.device(sample.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    run = None if source.step is None else checkpoint.read_run(source.step)
+    tokenizer = source.tokenizer()
+    if run is not None and (Path(sample.data) / SUMMARY).is_file():
+        store = open_store(sample.data)
+        if tokenizer.fingerprint == store.tokenizer_fingerprint:
+            return _of_run(source.pretrained().to(device), store, sample, device)
+    return _of_encoder(source.encoder(), tokenizer, run, sample, device)
+
+
+def _of_run(model: Pretrainer, store: TokenStore, sample: Sample, device: torch.device) -> Subject:
+    run = model.run
+    masking = dataclasses.replace(run.masking, rate=sample.rate or run.masking.rate)
+    row_tokens = run.shape.row_tokens
+    rows = Rows(store.valid, run.shape, masking.masked_tokens(row_tokens), f"{store.folder} (validation)")
+    batches = ValidationBatches(rows, masking, -(-sample.tokens // row_tokens))
+    sees_masks = bool(run.plan.in_encoder) and sample.sees_masks != "no" and masking.filler[0] > 0
+    if sample.sees_masks == "yes" and not sees_masks:
+        raise Refusal("--sees-masks", f"yes for {run.recipe}, whose encoder is never shown [MASK]", "as-trained or no")
+    counts_specials = sample.specials == "in"
+
+    def passes() -> Iterator[Pass]:
+        with progress("hidden states", len(batches) * row_tokens, "tokens") as advance:
+            for start in range(0, len(batches), sample.micro_rows):
+                batch = batches.batch(start, min(start + sample.micro_rows, len(batches))).to(device)
+                with torch.inference_mode():
+                    clean = clean_layers(model.encoder, batch, counts_specials)
+                    yield Pass(clean, masked_layers(model, batch, counts_specials) if sees_masks else None)
+                advance(batch.rows * row_tokens)
+
+    return Subject(run.recipe, run.shape.width, run.shape.depth, masking.rate, sees_masks, passes)
+
+
+def masked_layers(model: Pretrainer, batch: Batch, counts_specials: bool) -> list[Layer]:
+    """The encoder's rows while masked tokens join, all tokens computed up to the end. Where the plan lets none join,
+    only real tokens."""
+    encoder, visible, specials = model.encoder, batch.n_visible, model.run.shape.specials
+    shown = torch.cat([batch.ids[:, :visible], batch.filler], 1)
+    is_mask = shown == specials.mask
+    is_real = ~is_mask & (_is_ordinary(shown, specials) | counts_specials)
+    joins = {arrival.layer: arrival.tokens(batch.n_masked) for arrival in model.plan.in_encoder}
+    row = encoder.enter(encoder.tokens(shown[:, :visible]), batch.seats[:, :visible], batch.document[:, :visible])
+    layers = []
+    for layer in range(model.plan.depth + 1):
+        if layer in joins:
+            start, stop = (visible + place for place in joins[layer])
+            vectors = torch.where(is_mask[:, start:stop, None], model.mask(), encoder.tokens(shown[:, start:stop]))
+            row = row.joined_at(
+                start, encoder.enter(vectors, batch.seats[:, start:stop], batch.document[:, start:stop])
+            )
+        here = row.x.shape[1]
+        layers.append(Layer(row.x, is_real[:, :here], is_mask[:, :here]))
+        if layer < model.plan.depth:
+            row = encoder.run(row, layer, layer + 1)
+    return layers
+
+
+def clean_layers(encoder: Encoder, batch: Batch, counts_specials: bool) -> list[Layer]:
+    """The rows of a batch in their natural order, nothing masked."""
+    ids = torch.empty_like(batch.ids).scatter(1, batch.positions, batch.ids)
+    document = torch.empty_like(ids).scatter(1, batch.positions, batch.document)
+    row = encoder.enter(encoder.tokens(ids), torch.arange(ids.shape[1], device=ids.device).expand_as(ids), document)
+    is_real = _is_ordinary(ids, encoder.shape.specials) | counts_specials
+    layers = [Layer(row.x, is_real, torch.zeros_like(is_real))]
+    for layer in range(encoder.shape.depth):
+        row = encoder.run(row, layer, layer + 1)
+        layers.append(layers[0]._replace(x=row.x))
+    return layers
+
+
+def _is_ordinary(ids: Int[Tensor, "B n"], specials: Specials) -> Bool[Tensor, "B n"]:
+    return ~torch.isin(ids, torch.tensor(specials.ids, device=ids.device))
+
+
+def _of_encoder(
+    encoder: Encoder | TransformersEncoder, tokenizer: Tokenizer, run: Run | None, sample: Sample, device: torch.device
+) -> Subject:
+    row_tokens = min(sample.row_tokens, encoder.shape.row_tokens)
+    rate = sample.rate or (0.15 if run is None else run.masking.rate)
+    masks_at_first = run is None or [*run.plan.in_encoder] == [(0, 0.0, 1.0)]
+    sees_masks = masks_at_first if sample.sees_masks == "as-trained" else sample.sees_masks == "yes"
+    encoder.to(device)
+
+    def passes() -> Iterator[Pass]:
+        rows = text_rows(_texts(sample.data, tokenizer), tokenizer, row_tokens)
+        read, number, left = 0, 0, True
+        with progress("hidden states", sample.tokens, "tokens") as advance:
+            while read < sample.tokens and left:
+                taken = list(islice(rows, sample.micro_rows))
+                left = len(taken) == sample.micro_rows
+                if not taken:
+                    break
+                ids, real = padded(taken, tokenizer.specials.pad, device)
+                with torch.inference_mode():
+                    yield in_place(encoder, ids, real, tokenizer.specials, rate if sees_masks else None, number,
+                                   sample.specials == "in")  # fmt: skip
+                tokens = int(real.sum())
+                read, number = read + tokens, number + len(taken)
+                advance(tokens)
+        if not read:
+            raise Refusal(sample.data, "no text", "text to feed to the encoder")
+
+    return Subject(run and run.recipe, encoder.shape.width, encoder.shape.depth, rate, sees_masks, passes)
+
+
+def in_place(
+    encoder: Encoder | TransformersEncoder,
+    ids: Int[Tensor, "B N"],
+    real: Bool[Tensor, "B N"],
+    specials: Specials,
+    rate: float | None,
+    first_row: int,
+    counts_specials: bool,
+) -> Pass:
+    """One pass over rows in their natural order; ``rate`` None: no masked one. Masks are keyed by the row's number."""
+    is_ordinary = real & _is_ordinary(ids, specials)
+    is_real = is_ordinary | (real & counts_specials)
+    nobody = torch.zeros_like(real)
+    clean = [Layer(x, is_real, nobody) for x in encoder.states(ids, real)]
+    if rate is None:
+        return Pass(clean, None)
+    is_mask = chosen(is_ordinary, rate, first_row)
+    states = encoder.states(ids.masked_fill(is_mask, specials.mask), real)
+    return Pass(clean, [Layer(x, is_real & ~is_mask, is_mask) for x in states])
+
+
+def chosen(may_be: Bool[Tensor, "B N"], rate: float, first_row: int) -> Bool[Tensor, "B N"]:
+    """round(rate n), at least 1, of the n tokens of each row that may be masked."""
+    rows, row_tokens = may_be.shape
+    allowed = may_be.cpu().numpy()
+    lottery = noise(VALIDATION_SEED, MASK, first_row + np.arange(rows)[:, None], np.arange(row_tokens))
+    rank = np.where(allowed, lottery >> np.uint64(1), np.uint64(2**64 - 1)).argsort(1, kind="stable").argsort(1)
+    wanted = [max(1, count(rate, int(ordinary))) for ordinary in allowed.sum(1)]
+    return torch.from_numpy((rank < np.array(wanted)[:, None]) & allowed).to(may_be.device)
+
+
+def text_rows(texts: Iterator[str], tokenizer: Tokenizer, row_tokens: int) -> Iterator[list[int]]:
+    """Rows ``<s> ids </s>`` of at most ``row_tokens``; a longer text gives several."""
+    for text in texts:
+        ids = tokenizer.encode_batch([text])[0].tolist()
+        for start in range(0, len(ids), row_tokens - 2):
+            yield framed(ids[start:], tokenizer.specials, row_tokens)
+
+
+def _texts(data: str, tokenizer: Tokenizer) -> Iterator[str]:
+    """Documents of a file, or the held-out ones of a prepared folder, as its own tokenizer writes them."""
+    if not (Path(data) / SUMMARY).is_file():
+        reading = Reading()
+        for file in find([data]):
+            for block in blocks(file, reading):
+                yield from (document.text for document in read_block(block, reading)[0])
+        return
+    store = open_store(data)
+    own = load_tokenizer(store.folder)
+    for start, stop in zip(store.valid.starts[:-1], store.valid.starts[1:], strict=True):
+        yield own.decode(store.valid.tokens[start : stop - 1])
