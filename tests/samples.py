@@ -1,4 +1,4 @@
-"""Small runs and small token streams that the tests of the feed and the model share."""
+"""Small runs, token streams and batches that the tests of the feed and the model share."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import SYSTEMS, recipe
 
 SYSTEM_NAMES = [system.__name__ for system in SYSTEMS]
+FILLING = [name for name in SYSTEM_NAMES if name != "decoder_causal_cross"]
+POSITIONS = ["absolute", "absolute+relative", "rotary"]
+EXACT = {"rtol": 0, "atol": 1e-10}
 
 
 @dataclass
@@ -65,3 +68,44 @@ def pretrainer_of(run: Run, seed: int = 0) -> Pretrainer:
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
             parameter.copy_(0.3 * noise + ("norm" in name and name.endswith("weight")))
     return model
+
+
+def with_masking(run: Run, **changes: object) -> Run:
+    return replace(run, masking=replace(run.masking, **changes))
+
+
+def with_shape(run: Run, **changes: object) -> Run:
+    return replace(run, shape=replace(run.shape, **changes))
+
+
+def losses_and_gradients(model: Pretrainer, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+    model.zero_grad()
+    losses = model(batch)
+    losses.mean().backward()
+    return losses.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def with_a_hidden_document(run: Run) -> Batch:
+    """Rows of short documents, in some of which the last document is masked whole."""
+    rows = Rows(stream_of([5, 3, 9, 2, 6, 4, 8] * 30, run.shape), run.shape, run.masked_tokens)
+    batch = TrainingBatches(rows, run.masking, 16, seed=2).batch_at(0)
+    last = batch.document.max(1, keepdim=True).values
+    hidden = (batch.document[:, : batch.n_visible] != last).all(1)
+    assert hidden.any()
+    assert not hidden.all()
+    return batch.map(lambda tensor: tensor[hidden])
+
+
+def ragged(lengths: list[int], left: bool = False) -> tuple[Tensor, Tensor]:
+    """Random ids and which of them are real."""
+    torch.manual_seed(0)
+    places = torch.arange(max(lengths)).expand(len(lengths), -1)
+    real = places < torch.tensor(lengths)[:, None]
+    real = real.flip(1) if left else real
+    return torch.where(real, torch.randint(10, 60, real.shape), 0), real
+
+
+def in_place(batch: Batch, mask: int) -> Tensor:
+    """Ids in their natural order, [MASK] where a token is masked."""
+    shown = torch.cat([batch.ids[:, : batch.n_visible], torch.full_like(batch.filler, mask)], 1)
+    return torch.empty_like(batch.ids).scatter(1, batch.positions, shown)
