@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from latemask.batch import Batch
+from latemask.config import Shape
 from latemask.errors import Refusal
 from latemask.model.pretrainer import Pretrainer
 
@@ -14,25 +15,28 @@ from latemask.model.pretrainer import Pretrainer
 class MaskedModel(nn.Module):
     """Predicts the tokens behind ``<mask>`` in ordinary rows, padded or not, with any number of masks a row.
 
+    Where only a part of the masked tokens joins early, it is the first ones of the row (pretraining: random ones).
     Raises ``Refusal`` for a run whose decoder rewrites whole rows: it has no distribution for one masked position.
     """
 
     def __init__(self, pretrainer: Pretrainer):
         super().__init__()
         if pretrainer.run.rewrites:
-            raise Refusal(
-                "model", f"{pretrainer.run.recipe}, whose decoder rewrites the row", "a model that fills masks"
-            )
+            found = f"{pretrainer.run.recipe}, whose decoder rewrites the row"
+            raise Refusal("model", found, "a model that fills masks")
         self.pretrainer = pretrainer
+
+    @property
+    def shape(self) -> Shape:
+        return self.pretrainer.run.shape
 
     def forward(self, ids: Int[Tensor, "B N"], real: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "K T"]:
         """Logits at the K masks of ``ids``, in the order of ``(ids == mask).nonzero()``. Raises ``Refusal`` where a row
         is longer than the model's."""
-        shape = self.pretrainer.run.shape
+        shape = self.shape
         if ids.shape[1] > shape.row_tokens:
-            raise Refusal(
-                "input", f"{ids.shape[1]} tokens", f"at most {shape.row_tokens}", "Truncate or split the text"
-            )
+            wanted = f"at most {shape.row_tokens}"
+            raise Refusal("input", f"{ids.shape[1]} tokens", wanted, "Truncate or split the text")
         real = torch.ones_like(ids, dtype=torch.bool) if real is None else real.bool()
         is_mask = (ids == shape.specials.mask) & real
         masks = is_mask.sum(1)
@@ -57,8 +61,8 @@ class MaskedModel(nn.Module):
         positions = positions.gather(1, order)
         seats = positions
         if not self.pretrainer.run.masking.aligned:
-            seats = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-        mask = self.pretrainer.run.shape.specials.mask
+            seats = (real.gather(1, order).long().cumsum(1) - 1).clamp(min=0)
+        mask = self.shape.specials.mask
         return Batch(
             ids=ids.gather(1, order),
             positions=positions,

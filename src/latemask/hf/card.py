@@ -1,0 +1,127 @@
+"""The model card: what an export is, the run's numbers, how to use it, and what it does not do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latemask.config import Run
+
+if TYPE_CHECKING:
+    from latemask.hf.verification import Verified
+
+METHOD_TAGS = {"mlm": "masked-language-modeling", "three_ml": "3ml", "mae_lm": "mae-lm"}
+
+
+def card(step: Path, run: Run, verified: Verified, names: dict[str, str], *, fills_masks: bool, has_code: bool) -> str:
+    """README.md: YAML head (no license: that is the owner's to choose) and text. ``names`` of the special tokens."""
+    method = next((tag for name, tag in METHOD_TAGS.items() if run.recipe.startswith(name)), None)
+    tags = ["latemask", *([method] if method else []), *(["custom_code"] if has_code else [])]
+    task = "fill-mask" if fills_masks else "feature-extraction"
+    head = ["---", "library_name: transformers", f"pipeline_tag: {task}", "tags:", *[f"- {tag}" for tag in tags], "---"]
+    about = "A masked language model: encoder, what fills the masks, and head." if fills_masks else (
+        "A text encoder: to be fine-tuned, or to make vectors of texts.")  # fmt: skip
+    parts = [
+        "\n".join(head),
+        f"# {run.recipe}",
+        f"{about} Pretrained with latemask, recipe `{run.recipe}`.",
+        "\n".join(["| | |", "| --- | --- |", *[f"| {name} | {value} |" for name, value in numbers(step, run)]]),
+        "## Use",
+        _use(names, fills_masks, has_code),
+        "## To know",
+        "\n".join(f"- {point}" for point in _points(run, verified, names, fills_masks, has_code)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
+    """Rows of the card's table, from ``run`` and, where it is there, the journal beside the step folder."""
+    shape = run.shape
+    rows = [
+        ("encoder", f"{shape.depth} blocks x {shape.width}, {shape.heads} heads, {shape.positions} positions"),
+        ("longest row", f"{shape.row_tokens} tokens"),
+        ("token ids", f"{shape.vocabulary:,}"),
+        ("masking rate in pretraining", f"{run.masking.rate:g}"),
+    ]
+    digits = step.name.removeprefix("step-")
+    number = int(digits) if digits.isdecimal() else None
+    lines = journal_lines(step.parent / "journal.jsonl", number)
+    if number is not None:
+        rows.append(("steps", f"{number:,} of {run.training.batch_rows:,} rows"))
+    if trained := [line for line in lines if line.get("kind") == "train"]:
+        rows.append(("input tokens seen", f"{trained[-1]['tokens']:,}"))
+        rows.append(("training time", f"{trained[-1]['seconds'] / 3600:.2f} h"))
+    if validated := [line for line in lines if line.get("kind") == "validation"]:
+        last = validated[-1]
+        about = f"masking rate {last['rate']:g}, step {last['step']:,}"
+        rows.append(("validation loss", f"{last['loss']:.4f} nats per masked token ({about})"))
+    return rows
+
+
+def journal_lines(path: Path, last_step: int | None) -> list[dict[str, Any]]:
+    """Lines up to ``last_step``; none where there is no journal. A line cut short is left out."""
+    lines = []
+    for text in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            line = json.loads(text)
+        except json.JSONDecodeError:
+            continue
+        if last_step is None or line.get("step", 0) <= last_step:
+            lines.append(line)
+    return lines
+
+
+def _use(names: dict[str, str], fills_masks: bool, has_code: bool) -> str:
+    folder = '"path/to/this/folder"' + (", trust_remote_code=True" if has_code else "")
+    if fills_masks:
+        code = ["from transformers import pipeline", "", f'fill = pipeline("fill-mask", {folder})',
+                f'fill("Paris is the {names["mask"]} of France.")']  # fmt: skip
+    else:
+        code = ["from transformers import AutoModel, AutoTokenizer", "",
+                f"tokenizer = AutoTokenizer.from_pretrained({folder})",
+                f"model = AutoModel.from_pretrained({folder})",
+                'hidden = model(**tokenizer("Some text.", return_tensors="pt")).last_hidden_state']  # fmt: skip
+    return "\n".join(["```python", *code, "```"])
+
+
+def _points(run: Run, verified: Verified, names: dict[str, str], fills_masks: bool, has_code: bool) -> list[str]:
+    bos, eos, mask = names["bos"], names["eos"], names["mask"]
+    points = [
+        f"A row is `{bos} text {eos}`, a pair `{bos} a {eos} {eos} b {eos}`, at most {run.shape.row_tokens} tokens.",
+        "The GELU is the exact one.",
+        f"`{verified.model_class}`: a fresh process with transformers {verified.transformers} loaded every weight, "
+        f"picked `{verified.tokenizer_class}`, and agreed with the run within {verified.max_difference:.1e} (float64).",
+    ]
+    if has_code:
+        points.append("No class of transformers computes this model: `modeling_latemask.py` comes with it. Read it.")
+    if fills_masks:
+        points.append(
+            f"A space in front of `{mask}` belongs to the predicted token. The names of special tokens in a text are "
+            "special tokens here; in pretraining they were text."
+        )
+        if has_code:
+            points.append(
+                "Masked tokens stay out of the encoder's sight until they join, as in pretraining. Logits at visible "
+                "tokens predict nothing: 0 at the token itself, the lowest number elsewhere."
+            )
+        return points
+    points.append(
+        f"Not for filling masks: {_why_not(run, mask)}. The tokenizer declares no mask token, so `fill-mask` stops "
+        "instead of answering at random. `latemask export --kind masked-lm` makes a folder that fills masks."
+    )
+    literals = f"The names of special tokens in a text (`{mask}`, `{eos}`)"
+    if verified.literals_are_text:
+        points.append(f"{literals} are ordinary text, as in pretraining (`split_special_tokens`).")
+    else:
+        points.append(f"{literals} become special tokens; in pretraining they were text.")
+    if not has_code:
+        points.append("The pooler is the identity, not trained: `pooler_output` is tanh of the first token's vector.")
+    return points
+
+
+def _why_not(run: Run, mask: str) -> str:
+    first = min((arrival.layer for arrival in run.plan.in_encoder), default=None)
+    if first is None:
+        return f"the encoder has never seen `{mask}`"
+    return f"its first {first} blocks have never seen `{mask}`" if first else "this export has no head"

@@ -1,0 +1,158 @@
+"""A run becomes a folder that transformers loads: a stock class where one computes the same, else with its own code.
+
+Everything is written aside, loaded in a fresh process, compared, and only then given its name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from safetensors.torch import save_file
+from tokenizers import processors
+from torch import Tensor
+
+from latemask.config import Run
+from latemask.errors import Refusal
+from latemask.hf import modeling_latemask, stock
+from latemask.hf.card import card
+from latemask.hf.filling import ties_spaces
+from latemask.hf.loading import Source
+from latemask.hf.options import Kind
+from latemask.hf.verification import Verified, verify
+from latemask.model.masked_model import MaskedModel
+from latemask.model.pretrainer import Pretrainer
+from latemask.text.output import check_free, written_aside
+from latemask.text.tokenizer import Tokenizer, load_tokenizer
+from latemask.training import checkpoint
+
+TOKENIZER_CONFIG, WEIGHTS, CARD = "tokenizer_config.json", "model.safetensors", "README.md"
+CODE = "modeling_latemask"
+
+
+@dataclass(frozen=True)
+class Exported(Verified):
+    """Where an export is, and what a fresh process found when it loaded it."""
+
+    folder: Path
+
+
+def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overwrite: bool = False) -> Exported:
+    """Write the run or step folder ``folder`` to ``out`` for transformers, verified in a fresh process.
+
+    ``kind`` "encoder": ``RobertaModel``, ``MPNetModel`` or, where neither computes this encoder, ``LatemaskModel`` with
+    its code beside the weights. "masked-lm": the same with what fills masks, ``RobertaForMaskedLM`` or
+    ``MPNetForMaskedLM`` for plain MLM, else ``LatemaskForMaskedLM``.
+
+    Raises ``Refusal``, and leaves nothing under ``out``, where the verification fails, where a run that rewrites rows
+    is to fill masks, and where ``out`` exists (with ``overwrite``: where it is not an export).
+
+    >>> latemask.hf.export("runs/x", "out").model_class
+    'MPNetModel'
+    """
+    step, out = Source.of(folder).step, Path(out)
+    if step is None:
+        raise Refusal(folder, "a Hugging Face model", "a run folder or a step folder")
+    check_free(out, overwrite, TOKENIZER_CONFIG)
+    pretrainer, tokenizer = checkpoint.read_pretrainer(step), load_tokenizer(step / checkpoint.TOKENIZER)
+    run, fills_masks = pretrainer.run, kind == "masked-lm"
+    if tokenizer.vocabulary > run.shape.vocabulary or tokenizer.specials != run.shape.specials:
+        raise Refusal(step / checkpoint.TOKENIZER, "another tokenizer than the run's", f"{run.shape.vocabulary} ids")
+    model = MaskedModel(pretrainer) if fills_masks else pretrainer.encoder
+    family = stock.family(run.shape)
+    if fills_masks and not stock.is_plain_mlm(run):
+        family = "latemask"
+    with written_aside(out) as aside:
+        _write_model(aside, pretrainer, family, fills_masks)
+        _write_tokenizer(aside, tokenizer, run, fills_masks)
+        has_code = family == "latemask"
+        verified = verify(aside, model, tokenizer, trusts_code=has_code)
+        (aside / CARD).write_text(
+            card(step, run, verified, tokenizer.special_names, fills_masks=fills_masks, has_code=has_code)
+        )
+    return Exported(**vars(verified), folder=out)
+
+
+def _write_model(folder: Path, pretrainer: Pretrainer, family: stock.Family, fills_masks: bool) -> None:
+    run = pretrainer.run
+    config = stock.config_of(run, family, fills_masks)
+    encoder = pretrainer.encoder.state_dict()
+    if family == "latemask":
+        name = "LatemaskForMaskedLM" if fills_masks else "LatemaskModel"
+        tensors = encoder | {"tokens.weight": encoder["tokens.weight"][: run.shape.vocabulary]}
+        if pretrainer.encoder.relative_bias is not None:
+            tensors["relative_bias.bucket_of"] = pretrainer.encoder.relative_bias.bucket_of
+        if fills_masks:
+            rest = {name: part for name, part in pretrainer.state_dict().items() if not name.startswith("encoder.")}
+            tensors = {f"encoder.{name}": tensor for name, tensor in tensors.items()} | rest
+        auto = "AutoModelForMaskedLM" if fills_masks else "AutoModel"
+        config.auto_map = {"AutoConfig": f"{CODE}.LatemaskConfig", "AutoModel": f"{CODE}.LatemaskModel",
+                           auto: f"{CODE}.{name}"}  # fmt: skip
+        shutil.copyfile(modeling_latemask.__file__, folder / f"{CODE}.py")
+    else:
+        tensors = stock.to_stock(encoder, run.shape, family)
+        name = "RobertaModel" if family == "roberta" else "MPNetModel"
+        if fills_masks:
+            name = name.replace("Model", "ForMaskedLM")
+            tensors = {f"{family}.{name}": part for name, part in tensors.items() if not name.startswith("pooler.")}
+            tensors |= stock.head_to_stock(pretrainer.head.state_dict())
+    config.architectures = [name]
+    config.save_pretrained(folder)
+    _save(tensors, folder / WEIGHTS)
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
+    save_file(plain, path, metadata={"format": "pt"})
+
+
+def _write_tokenizer(folder: Path, tokenizer: Tokenizer, run: Run, fills_masks: bool) -> None:
+    """``tokenizer.json`` with the frame of the rows, and what makes AutoTokenizer take it as it is.
+
+    An encoder's tokenizer has no mask token and reads special tokens' names as text, as in pretraining.
+    """
+    names = tokenizer.special_names
+    library = tokenizers.Tokenizer.from_str(json.dumps(_with_special_tokens(tokenizer, fills_masks)))
+    bos, eos = names["bos"], names["eos"]
+    frame = processors.TemplateProcessing(
+        single=f"{bos} $A {eos}",
+        pair=f"{bos} $A {eos} {eos} $B {eos}",
+        special_tokens=[(bos, tokenizer.specials.bos), (eos, tokenizer.specials.eos)],
+    )
+    is_byte_level = "ByteLevel" in json.dumps(json.loads(library.to_str())["pre_tokenizer"])
+    trimmed = processors.Sequence([processors.ByteLevel(trim_offsets=True), frame])  # type: ignore[list-item]
+    library.post_processor = trimmed if is_byte_level else frame  # type: ignore[assignment]
+    library.no_padding()
+    library.no_truncation()
+    (folder / checkpoint.TOKENIZER).write_text(library.to_str(pretty=True), encoding="utf-8")
+    settings: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": run.shape.row_tokens,
+        "model_input_names": ["input_ids", "attention_mask"],
+        "bos_token": bos, "cls_token": bos, "eos_token": eos, "sep_token": eos, "pad_token": names["pad"],
+        "unk_token": names["unk"],
+        "padding_side": "right",
+        "truncation_side": "right",
+        "clean_up_tokenization_spaces": False,
+    }  # fmt: skip
+    settings |= {"mask_token": names["mask"]} if fills_masks else {"split_special_tokens": True}
+    (folder / TOKENIZER_CONFIG).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _with_special_tokens(tokenizer: Tokenizer, fills_masks: bool) -> dict[str, Any]:
+    """The tokenizer's JSON in which the five special tokens are declared; a mask takes the space in front of it."""
+    whole = json.loads(tokenizer.library.to_str())
+    ids = vars(tokenizer.specials)
+    others = [token for token in whole["added_tokens"] if token["content"] not in tokenizer.special_names.values()]
+    declared = [
+        {"id": ids[role], "content": name, "special": True, "normalized": False, "single_word": False, "rstrip": False,
+         "lstrip": role == "mask" and fills_masks and ties_spaces(tokenizer)}
+        for role, name in tokenizer.special_names.items()
+    ]  # fmt: skip
+    whole["added_tokens"] = sorted([*others, *declared], key=lambda token: token["id"])
+    return whole

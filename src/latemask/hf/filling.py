@@ -1,0 +1,74 @@
+"""What stands behind each `<mask>` of a text? The one place where `<mask>` in a text means the mask.
+
+The text is split at its masks and the pieces are tokenized on their own, each as text. Most tokenizers tie a space to
+the word behind it, so a space in front of a mask belongs to the word that is asked for: it is left out, and the
+predictions bring their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from latemask.errors import Refusal
+from latemask.hf.loading import Source
+from latemask.text.tokenizer import Tokenizer
+
+MASK = "<mask>"
+
+
+@dataclass(frozen=True)
+class Guess:
+    """One prediction for one mask."""
+
+    token: str
+    """As text, with the space that belongs to it."""
+    id: int
+    probability: float
+    """Share of 1, over the whole vocabulary."""
+
+
+def fill(text: str, folder: Path | str, top: int = 5) -> list[list[Guess]]:
+    """The ``top`` most probable tokens for each ``<mask>`` of ``text``, most probable first.
+
+    Several masks are predicted at once, each without knowing the others' tokens. ``folder``: a run, a step folder, an
+    export of kind masked-lm or a Hugging Face masked language model (whose own mask, such as ``[MASK]``, works too).
+    Raises ``Refusal`` where there is no mask, the text is too long for a row, or the model cannot fill masks.
+    """
+    if top < 1:
+        raise Refusal("top", str(top), "at least 1")
+    source = Source.of(folder)
+    tokenizer = source.tokenizer()
+    pieces = text.replace(tokenizer.special_names["mask"], MASK).split(MASK)
+    if len(pieces) == 1:
+        raise Refusal("text", repr(text[:80]), f"at least one {MASK}")
+    model = source.masked_model()
+    ids = [tokenizer.specials.bos, *masked_ids(pieces, tokenizer), tokenizer.specials.eos]
+    if len(ids) > model.shape.row_tokens:
+        raise Refusal("text", f"{len(ids)} tokens", f"at most {model.shape.row_tokens}", "Shorten the text")
+    with torch.inference_mode():
+        chances = model(torch.tensor([ids])).softmax(-1).topk(min(top, model.shape.vocabulary))
+    return [
+        [Guess(tokenizer.decode([number]), number, chance) for number, chance in zip(numbers, values, strict=True)]
+        for numbers, values in zip(chances.indices.tolist(), chances.values.tolist(), strict=True)
+    ]
+
+
+def masked_ids(pieces: Sequence[str], tokenizer: Tokenizer) -> list[int]:
+    """Ids of the pieces with a mask between each two, no special tokens around."""
+    if ties_spaces(tokenizer):
+        pieces = [*(piece.rstrip() for piece in pieces[:-1]), pieces[-1]]
+    ids: list[int] = []
+    for number, piece in enumerate(tokenizer.encode_batch(pieces)):
+        ids += [tokenizer.specials.mask] * (number > 0) + piece.tolist()
+    return ids
+
+
+def ties_spaces(tokenizer: Tokenizer) -> bool:
+    """Whether a space in front of a word is no token of its own (byte-level BPE, WordPiece, Unigram; not where each
+    character is a token)."""
+    alone, spaced = tokenizer.encode_batch(["a", " a"])
+    return len(spaced) <= len(alone)

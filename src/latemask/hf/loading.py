@@ -1,0 +1,263 @@
+"""Folders become models: a run, a step folder, an export, or any Hugging Face encoder, all called in the same way.
+
+Weights come from safetensors files, and every key has to find its place. Code beside weights is never run: the classes
+of latemask's own exports are registered here. Nothing is fetched unless a Hugging Face name is given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from jaxtyping import Bool, Float, Int
+from safetensors import SafetensorError
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
+
+from latemask.errors import Refusal
+from latemask.hf.modeling_latemask import LatemaskConfig, LatemaskForMaskedLM, LatemaskModel
+from latemask.model.encoder import Encoder
+from latemask.model.masked_model import MaskedModel
+from latemask.model.pretrainer import Pretrainer
+from latemask.text.tokenizer import Tokenizer, load_tokenizer
+from latemask.training import checkpoint
+
+AutoConfig.register(LatemaskConfig.model_type, LatemaskConfig, exist_ok=True)
+AutoModel.register(LatemaskConfig, LatemaskModel, exist_ok=True)
+AutoModelForMaskedLM.register(LatemaskConfig, LatemaskForMaskedLM, exist_ok=True)
+
+CONFIG = "config.json"
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+NO_LIMIT = 1 << 30
+"""Row length of a model that has no table of positions and states no limit."""
+SOURCES = "a run folder, a step folder, a folder with config.json, or the name of a Hugging Face model"
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Of a model that is not latemask's own: the part of ``latemask.config.Shape`` that every encoder has."""
+
+    depth: int
+    width: int
+    row_tokens: int
+    vocabulary: int
+
+
+class _Foreign(nn.Module):
+    """A transformers model, told about padding by ``real`` alone."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+        config = model.config
+        table = next((part for name, part in model.named_modules()
+                      if name.endswith("position_embeddings") and isinstance(part, nn.Embedding)), None)  # fmt: skip
+        rows = getattr(config, "max_position_embeddings", NO_LIMIT)
+        if table is not None:
+            rows = table.num_embeddings - (0 if table.padding_idx is None else table.padding_idx + 1)
+        takes_positions = "position_ids" in inspect.signature(model.forward).parameters
+        self.counts_from_left = table is not None and table.padding_idx is None and takes_positions
+        self.pad = config.pad_token_id if config.pad_token_id is not None else 0
+        self.shape = Extent(config.num_hidden_layers, config.hidden_size, rows, config.vocab_size)
+
+    def inputs(self, ids: Tensor, real: Tensor | None) -> dict[str, Tensor]:
+        if ids.shape[1] > self.shape.row_tokens:
+            wanted = f"at most {self.shape.row_tokens}"
+            raise Refusal("input", f"{ids.shape[1]} tokens", wanted, "Truncate or split the text")
+        real = torch.ones_like(ids, dtype=torch.bool) if real is None else real.bool()
+        given = {"input_ids": ids.masked_fill(~real, self.pad), "attention_mask": real.long()}
+        if self.counts_from_left:
+            given["position_ids"] = (real.long().cumsum(1) - 1).clamp(min=0)
+        return given
+
+
+class TransformersEncoder(_Foreign):
+    """An encoder of transformers, called like ``latemask.model.encoder.Encoder``."""
+
+    def forward(self, ids: Int[Tensor, "B N"], real: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N D"]:
+        """Last hidden states. Raises ``Refusal`` where N is more than the model's positions."""
+        return self.model(**self.inputs(ids, real)).last_hidden_state
+
+    def states(self, ids: Int[Tensor, "B N"], real: Bool[Tensor, "B N"] | None = None) -> list[Float[Tensor, "B N D"]]:
+        """Hidden states before the first block and after each block: L + 1 tensors."""
+        return list(self.model(**self.inputs(ids, real), output_hidden_states=True).hidden_states)
+
+
+class TransformersMaskedModel(_Foreign):
+    """A masked language model of transformers, called like ``latemask.model.masked_model.MaskedModel``."""
+
+    def __init__(self, model: PreTrainedModel, mask: int):
+        super().__init__(model)
+        self.mask = mask
+
+    def forward(self, ids: Int[Tensor, "B N"], real: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "K T"]:
+        """Logits at the K masks of ``ids``, in the order of ``(ids == mask).nonzero()``."""
+        given = self.inputs(ids, real)
+        return self.model(**given).logits[given["input_ids"] == self.mask]
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a folder or name means: a step folder (its files were checked), or a Hugging Face folder or name."""
+
+    name: str
+    step: Path | None
+
+    @classmethod
+    def of(cls, folder: Path | str) -> Source:
+        """Raises ``Refusal`` for a folder that holds neither, and for a path that does not exist."""
+        path = Path(folder)
+        if not path.is_dir():
+            parent_is_here = len(path.parts) > 1 and path.parent.exists()
+            if path.exists() or parent_is_here or not HUB_NAME.fullmatch(str(folder)):
+                raise Refusal(folder, "a file" if path.exists() else "no such folder", SOURCES)
+            return cls(str(folder), None)
+        if (path / checkpoint.RUN).is_file() or checkpoint.steps(path):
+            return cls(str(folder), checkpoint.resolve(path))
+        if not (path / CONFIG).is_file():
+            raise Refusal(folder, f"no checkpoint and no {CONFIG}", SOURCES)
+        return cls(str(folder), None)
+
+    def encoder(self) -> Encoder | TransformersEncoder:
+        """See ``load_encoder``."""
+        return (
+            checkpoint.read_encoder(self.step) if self.step else TransformersEncoder(read_model(self.name, AutoModel))
+        )
+
+    def pretrained(self) -> Pretrainer:
+        """See ``load_pretrained``."""
+        if self.step is None:
+            raise Refusal(self.name, "a Hugging Face model", "a run folder or a step folder: they hold the decoder too")
+        return checkpoint.read_pretrainer(self.step)
+
+    def masked_model(self) -> MaskedModel | TransformersMaskedModel:
+        """See ``load_masked_model``."""
+        if self.step is not None:
+            return MaskedModel(self.pretrained()).eval()
+        return TransformersMaskedModel(read_model(self.name, AutoModelForMaskedLM), self.tokenizer().specials.mask)
+
+    def tokenizer(self) -> Tokenizer:
+        """See ``load_tokenizer_of``."""
+        if self.step is not None:
+            return load_tokenizer(self.step / checkpoint.TOKENIZER)
+        with quiet(), refusing(self.name):
+            found = AutoTokenizer.from_pretrained(self.name, **_options(self.name))
+        if not found.is_fast:
+            raise Refusal(self.name, type(found).__name__, "a tokenizer of the tokenizers library (tokenizer.json)")
+        return Tokenizer(found.backend_tokenizer, self.name)
+
+
+def load_encoder(folder: Path | str) -> Encoder | TransformersEncoder:
+    """The encoder of a run, a step folder, an export, or a Hugging Face encoder (folder or name): a ``torch.nn.Module``
+    called as ``encoder(ids [B, N] int64, real [B, N] bool) -> [B, N, D]``, in fp32, on the CPU, in evaluation mode.
+
+    ``real`` may be left out where no token is padding; padding may stand on either side and is not counted as a
+    position. ``encoder.states(ids, real)`` gives the L + 1 hidden states, ``encoder.shape`` has its depth, width,
+    row_tokens and vocabulary. Raises ``Refusal`` for anything else, and where a weight is missing, unexpected or of
+    another shape (only a pooler may be).
+
+    >>> encoder = latemask.load_encoder("runs/x")
+    >>> encoder(torch.tensor([[0, 35, 46, 2]])).shape
+    torch.Size([1, 4, 128])
+    """
+    return Source.of(folder).encoder()
+
+
+def load_pretrained(folder: Path | str) -> Pretrainer:
+    """Encoder, decoder and head of a run or step folder, in fp32, on the CPU, in evaluation mode.
+
+    Called with a ``latemask.batch.Batch`` it returns the loss of each predicted token in nats, [B, P]. Raises
+    ``Refusal`` for anything else, and where a weight is missing, unexpected or of another shape.
+
+    >>> pretrained = latemask.load_pretrained("runs/x")
+    >>> pretrained.run.recipe
+    'mae_lm_tiny'
+    """
+    return Source.of(folder).pretrained()
+
+
+def load_masked_model(folder: Path | str) -> MaskedModel | TransformersMaskedModel:
+    """Encoder and decoder as one thing that fills masks, from a run, a step folder, an export of kind masked-lm, or a
+    Hugging Face masked language model: called as ``model(ids [B, N], real [B, N]) -> [K, T]``, logits at the K masks.
+
+    Raises ``Refusal`` as ``load_encoder`` does, for a run whose decoder rewrites rows, and for an encoder without head.
+    """
+    return Source.of(folder).masked_model()
+
+
+def load_tokenizer_of(folder: Path | str) -> Tokenizer:
+    """The tokenizer that a model was trained with, from whatever ``load_encoder`` takes. Raises ``Refusal`` where there
+    is none that the ``tokenizers`` library runs, or a special token is missing."""
+    return Source.of(folder).tokenizer()
+
+
+def step_of(folder: Path | str) -> Path | None:
+    """The step folder that ``folder`` means; None for a Hugging Face folder or name. Raises ``Refusal`` for neither."""
+    return Source.of(folder).step
+
+
+def _options(name: str) -> dict[str, Any]:
+    """A folder is read where it is, a name may be fetched; code beside the weights is not run."""
+    return {"local_files_only": Path(name).is_dir(), "trust_remote_code": False}
+
+
+def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) -> PreTrainedModel:
+    """A model of transformers in fp32 and evaluation mode.
+
+    Raises ``Refusal`` listing each weight that is missing, unexpected or of another shape; a pooler is not asked for,
+    nor, for ``AutoModel``, the head on top of the encoder.
+    """
+    options = _options(name)
+    with quiet(), refusing(name):
+        config = AutoConfig.from_pretrained(name, **options)
+        model, report = kind.from_pretrained(
+            name, config=config, output_loading_info=True, use_safetensors=True, ignore_mismatched_sizes=True,
+            **options,
+        )  # fmt: skip
+    has_head = not (config.architectures or [""])[0].endswith("Model")
+    prefix = f"{model.base_model_prefix}."
+
+    def may_be_ignored(key: str) -> bool:
+        is_head = kind is AutoModel and has_head and not key.startswith(prefix)
+        return is_head or key.endswith("position_ids") or "pooler" in key.split(".")
+
+    odd = [f"missing {key}" for key in report["missing_keys"] if "pooler" not in key.split(".")]
+    odd += [f"unexpected {key}" for key in report["unexpected_keys"] if not may_be_ignored(key)]
+    odd += [f"misshapen {entry[0] if isinstance(entry, tuple) else entry}" for entry in report["mismatched_keys"]]
+    if odd:
+        found = ", ".join(sorted(odd)[:6]) + (f" and {len(odd) - 6} more" if len(odd) > 6 else "")
+        raise Refusal(name, found, f"the weights of {type(model).__name__}")
+    return model.float().eval()
+
+
+@contextlib.contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """What transformers raises for a folder or name that it cannot load, as a Refusal."""
+    try:
+        yield
+    except Refusal:
+        raise
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+        raise Refusal(name, " ".join(str(error).split())[:300], "a model that transformers loads") from error
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without the library's warnings and progress bars: what matters is checked and refused here."""
+    log = transformers.utils.logging
+    verbosity, bars = log.get_verbosity(), log.is_progress_bar_enabled()
+    log.set_verbosity_error()
+    log.disable_progress_bar()
+    try:
+        yield
+    finally:
+        log.set_verbosity(verbosity)
+        if bars:
+            log.enable_progress_bar()
