@@ -233,7 +233,7 @@ def chosen(may_be: Bool[Tensor, "B N"], rate: float, first_row: int) -> Bool[Ten
     rows, row_tokens = may_be.shape
     allowed = may_be.cpu().numpy()
     lottery = noise(VALIDATION_SEED, MASK, first_row + np.arange(rows)[:, None], np.arange(row_tokens))
-    rank = np.where(allowed, lottery >> np.uint64(1), np.uint64(2**64 - 1)).argsort(1, kind="stable").argsort(1)
+    rank = np.where(allowed, lottery, np.iinfo(np.int64).max).argsort(1, kind="stable").argsort(1)
     wanted = [max(1, count(rate, int(ordinary))) for ordinary in allowed.sum(1)]
     return torch.from_numpy((rank < np.array(wanted)[:, None]) & allowed).to(may_be.device)
 

@@ -1,0 +1,35 @@
+"""``latemask theory``: measure, print the tables, write the JSON and the figure beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from latemask.cli.rank import output
+from latemask.console import say
+from latemask.report import plots
+from latemask.study.passes import Sample
+from latemask.study.theory import show, theory
+from latemask.writing import write_json
+
+
+@dataclass
+class TheoryOptions(Sample):
+    """What MAE-LM section 2.2 and appendix A claim, measured on an encoder, and their bounds on one attention layer."""
+
+    tau: float = 0.9
+    """Share of the real tokens' energy that the leading directions carry."""
+    out: str | None = None
+    """JSON file; the figure lies beside it. By default theory.json in the run's folder."""
+
+
+def run_theory(options: TheoryOptions) -> None:
+    """Raises ``Refusal`` for a model or data that cannot be read, or where the result's place is not given."""
+    out = output(options.model, options.out, "theory")
+    study = theory(options, options.tau)
+    write_json(out, study)
+    show(study)
+    written = [out]
+    if study["sees_masks"]:
+        figure = plots.outside_energy_by_layer([study])
+        written.append(plots.save(figure, out.with_name(f"{out.stem}-outside.svg")))
+    say(f"written: {', '.join(map(str, written))}")
