@@ -87,9 +87,10 @@ def batch_of(run: Run, rows: int = 2) -> Batch:
     shape = run.shape
     ids = np.random.default_rng(0).integers(5, shape.vocabulary, (rows, shape.row_tokens))
     ids[:, 0] = shape.specials.bos
-    layout = lay_out(ids, np.zeros_like(ids), run.masking, shape.specials, shape.vocabulary, seed=0,
-                     epoch=np.zeros(rows, int), row=np.arange(rows))  # fmt: skip
-    return Batch(*map(torch.from_numpy, layout))
+    keys = torch.arange(rows)
+    return lay_out(
+        torch.from_numpy(ids), run.masking, shape.specials, shape.vocabulary, seed=0, epoch=keys * 0, row=keys
+    )
 
 
 TINY = Shape(depth=4, width=32, heads=2, feedforward=80, row_tokens=24, vocabulary=100)

@@ -45,9 +45,11 @@ def pretrainer(masking: Masking, decoder: Decoder | None = None, **shape: object
     run = Run("x", dataclasses.replace(SHAPE, **shape), decoder, masking)
     ids = np.random.default_rng(0).integers(5, run.shape.vocabulary, (4, run.shape.row_tokens))
     ids[:, 0] = run.shape.specials.bos
-    layout = lay_out(ids, np.zeros_like(ids), masking, run.shape.specials, run.shape.vocabulary, seed=0,
-                     epoch=np.zeros(4, int), row=np.arange(4))  # fmt: skip
-    return Pretrainer(run).double().eval(), Batch(*map(torch.from_numpy, layout))
+    keys = torch.arange(4)
+    batch = lay_out(
+        torch.from_numpy(ids), masking, run.shape.specials, run.shape.vocabulary, seed=0, epoch=keys * 0, row=keys
+    )
+    return Pretrainer(run).double().eval(), batch
 
 
 @pytest.mark.parametrize("positions", ["absolute", "absolute+relative", "rotary"])

@@ -121,6 +121,6 @@ def _random_batch(run: Run, rows: int) -> Batch:
     shape = run.shape
     ids = np.random.default_rng(0).integers(5, shape.vocabulary, (rows, shape.row_tokens))
     ids[:, 0] = shape.specials.bos
-    layout = lay_out(ids, np.zeros_like(ids), run.masking, shape.specials, shape.vocabulary, seed=0,
-                     epoch=np.zeros(rows, np.int64), row=np.arange(rows))  # fmt: skip
-    return Batch(*map(torch.from_numpy, layout))
+    keys = torch.arange(rows)
+    return lay_out(torch.from_numpy(ids), run.masking, shape.specials, shape.vocabulary, seed=0,
+                   epoch=torch.zeros_like(keys), row=keys)  # fmt: skip

@@ -82,14 +82,16 @@ class Rows:
         offset = rows[:, None] * self.stride + positions - 1
         return self.stream.sources[np.searchsorted(self.stream.starts, offset, side="right") - 1]
 
-    def batch(self, rows: np.ndarray, masking: Masking, seed: int, epoch: np.ndarray) -> Batch:
-        """These rows, masked with the noise of (seed, epoch, row)."""
-        ids = self.ids(rows)
-        ended = np.cumsum(ids == self.shape.specials.eos, axis=1)
-        document = np.concatenate([np.zeros((len(rows), 1), np.int64), ended[:, :-1]], axis=1)
-        layout = lay_out(ids, document, masking, self.shape.specials, self.shape.vocabulary,
-                         seed=seed, epoch=epoch, row=rows)  # fmt: skip
-        return Batch(*map(torch.from_numpy, layout))
+    def batch(
+        self, rows: np.ndarray, masking: Masking, seed: int, epoch: np.ndarray, device: torch.device | None = None
+    ) -> Batch:
+        """These rows, masked on ``device`` (the CPU by default) with the noise of (seed, epoch, row)."""
+        keys = torch.from_numpy(np.stack([epoch, rows]).astype(np.int64))
+        ids = torch.from_numpy(self.ids(rows))
+        if device is not None and device.type == "cuda":
+            ids, keys = (tensor.pin_memory().to(device, non_blocking=True) for tensor in (ids, keys))
+        shape = self.shape
+        return lay_out(ids, masking, shape.specials, shape.vocabulary, seed=seed, epoch=keys[0], row=keys[1])
 
 
 class TrainingBatches:
@@ -108,10 +110,12 @@ class TrainingBatches:
         epoch, place = np.divmod(np.arange(start, stop) + index * self.batch_rows, self.rows.count)
         return epoch, self.rows.row_number(permuted(place, self.rows.count, self.seed, epoch))
 
-    def batch_at(self, index: int, start: int = 0, stop: int | None = None) -> Batch:
-        """Rows ``start..stop`` of batch ``index`` (all of them by default)."""
+    def batch_at(
+        self, index: int, start: int = 0, stop: int | None = None, device: torch.device | None = None
+    ) -> Batch:
+        """Rows ``start..stop`` of batch ``index`` (all of them by default), masked on ``device``."""
         epoch, row = self.keys_at(index, start, stop)
-        return self.rows.batch(row, self.masking, self.seed, epoch)
+        return self.rows.batch(row, self.masking, self.seed, epoch, device)
 
 
 class ValidationBatches:

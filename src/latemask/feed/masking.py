@@ -1,39 +1,59 @@
 """The only place where chance enters the data: which tokens are masked, their order, and what early masks show.
 
 All noise is a hash of integer keys (seed, epoch, row, place), so that any process can draw any row by itself, and a
-stable sort of it, so that no backend can disagree. Nothing here keeps state.
+stable sort of it, so that no backend can disagree: the same code runs on arrays and on tensors of any device. Nothing
+here keeps state.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import math
+from typing import TypeVar
 
 import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
 
+from latemask.batch import Batch
 from latemask.config import Masking, Specials
 from latemask.errors import Refusal
 
-U64 = np.uint64
-_GOLDEN = U64(0x9E3779B97F4A7C15)
-ORDER, MASK, FILLER_KIND, FILLER_TOKEN = map(U64, (1, 2, 3, 4))
+Integers = TypeVar("Integers", int, np.ndarray, Tensor)
+
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+ORDER, MASK, FILLER_KIND, FILLER_TOKEN, DROPOUT = 1, 2, 3, 4, 5
 """Streams of noise: one for each use, so that none repeats another."""
+_LAST = 2**63 - 1
 
 
-def _mix(x: np.ndarray | U64) -> np.ndarray | U64:
+def _wrapped(x: Integers) -> Integers:
+    """64-bit two's complement, as arrays and tensors do by themselves."""
+    return (x + 2**63) % 2**64 - 2**63 if isinstance(x, int) else x
+
+
+def _shifted(x: Integers, bits: int) -> Integers:
+    """Shifted right, zeros coming in."""
+    return (x >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(x: Integers) -> Integers:
     """The finalizer of SplitMix64: a bijection of 64-bit integers that leaves no visible pattern."""
-    with np.errstate(over="ignore"):
-        x = (x ^ (x >> U64(30))) * U64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> U64(27))) * U64(0x94D049BB133111EB)
-        return x ^ (x >> U64(31))
+    x = _wrapped((x ^ _shifted(x, 30)) * (0xBF58476D1CE4E5B9 - 2**64))
+    x = _wrapped((x ^ _shifted(x, 27)) * (0x94D049BB133111EB - 2**64))
+    return x ^ _shifted(x, 31)
 
 
-def noise(*keys: int | np.integer | np.ndarray) -> np.ndarray:
-    """uint64 noise of the keys' broadcast shape: the same keys give the same bits, anywhere."""
-    state: np.ndarray | U64 = U64(0)
-    with np.errstate(over="ignore"):
-        for key in keys:
-            state = _mix((state + _GOLDEN) ^ _mix(np.asarray(key).astype(U64) + _GOLDEN))
-    return np.asarray(state)
+def noise(*keys: int | np.integer | np.ndarray | Tensor):
+    """64 even bits, as int64, for each element of the keys' broadcast shape: the same keys, the same bits, anywhere.
+
+    Whole numbers may be mixed with int64 arrays or with int64 tensors of one device.
+    """
+    state = 0
+    for key in keys:
+        key = int(key) if isinstance(key, int | np.integer) or (isinstance(key, np.ndarray) and not key.ndim) else key
+        state = _mix(_mix(_wrapped(key + _GOLDEN)) ^ _wrapped(state + _GOLDEN))
+    return state
 
 
 def permuted(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.ndarray:
@@ -43,81 +63,77 @@ def permuted(index: np.ndarray, size: int, seed: int, epoch: np.ndarray) -> np.n
     whatever the size of the corpus.
     """
     half_bits = max(1, (max(size - 1, 1).bit_length() + 1) // 2)
-    low = U64((1 << half_bits) - 1)
+    low = (1 << half_bits) - 1
     epoch = np.broadcast_to(epoch, index.shape)
 
     def encrypt(value: np.ndarray, epoch: np.ndarray) -> np.ndarray:
-        left, right = value >> U64(half_bits), value & low
+        left, right = value >> half_bits, value & low
         for round_number in range(4):
             left, right = right, left ^ (noise(seed, ORDER, epoch, round_number, right) & low)
-        return (left << U64(half_bits)) | right
+        return (left << half_bits) | right
 
-    result = encrypt(index.astype(U64), epoch)
-    while (outside := result >= U64(size)).any():
+    result = encrypt(index.astype(np.int64), epoch)
+    while (outside := result >= size).any():
         result[outside] = encrypt(result[outside], epoch[outside])
-    return result.astype(np.int64)
-
-
-class Layout(NamedTuple):
-    """Rows laid out [ visible | masked ]: arrays [B, N], ``filler`` [B, M] (see ``latemask.batch.Batch``)."""
-
-    ids: np.ndarray
-    positions: np.ndarray
-    seats: np.ndarray
-    filler: np.ndarray
-    document: np.ndarray
+    return result
 
 
 def lay_out(
-    ids: np.ndarray,
-    document: np.ndarray,
+    ids: Int[Tensor, "B N"],
     masking: Masking,
     specials: Specials,
     vocabulary: int,
     *,
     seed: int,
-    epoch: np.ndarray,
-    row: np.ndarray,
-) -> Layout:
-    """Mask exactly M = round(rate * N) ordinary tokens of each row of ``ids`` [B, N], and append them shuffled.
+    epoch: Int[Tensor, " B"],
+    row: Int[Tensor, " B"],
+) -> Batch:
+    """Mask exactly M = round(rate * N) ordinary tokens of each row of ``ids``, and append them shuffled.
 
-    ``epoch`` and ``row`` [B] are the keys of each row's noise. Raises ``Refusal`` where a row has fewer than M
-    ordinary tokens.
+    ``epoch`` and ``row`` are the keys of each row's noise; all tensors are int64 on one device. On a GPU nothing waits
+    for it, so rows with too few ordinary tokens must be kept out before (``feed.batches.Rows`` does). Raises
+    ``Refusal`` for such a row on the CPU.
     """
     row_tokens = ids.shape[1]
     masked_tokens = masking.masked_tokens(row_tokens)
-    place = np.arange(row_tokens)
+    place = torch.arange(row_tokens, device=ids.device)
     keys = (epoch[:, None], row[:, None])
 
-    ordinary = ~np.isin(ids, specials.ids)
-    short = np.flatnonzero(ordinary.sum(1) < masked_tokens)
-    if short.size:
-        found = f"{ordinary[short[0]].sum()} tokens that may be masked in row {row[short[0]]}"
-        raise Refusal("masking.rate", found, f"{masked_tokens} ({masking.rate:g} of {row_tokens})")
-    lottery = np.where(ordinary, noise(seed, MASK, *keys, place) >> U64(1), U64(2**64 - 1))
-    drawn = np.argsort(lottery, axis=1, kind="stable")
-    masked, visible = drawn[:, :masked_tokens], np.sort(drawn[:, masked_tokens:], axis=1)
-    positions = np.concatenate([visible, masked], axis=1)
+    ordinary = ~torch.isin(ids, torch.tensor(specials.ids, device=ids.device))
+    if not ids.is_cuda:
+        short = (ordinary.sum(1) < masked_tokens).nonzero()
+        if len(short):
+            first = int(short[0])
+            found = f"{int(ordinary[first].sum())} tokens that may be masked in row {int(row[first])}"
+            raise Refusal("masking.rate", found, f"{masked_tokens} ({masking.rate:g} of {row_tokens})")
+    lottery = _shifted(noise(seed, MASK, *keys, place), 1).masked_fill(~ordinary, _LAST)
+    drawn = lottery.argsort(dim=1, stable=True)
+    masked, visible = drawn[:, :masked_tokens], drawn[:, masked_tokens:].sort(dim=1).values
+    positions = torch.cat([visible, masked], 1)
 
-    targets = np.take_along_axis(ids, masked, 1)
+    targets = ids.gather(1, masked)
     shows_mask, shows_random, _ = masking.filler
-    filler = np.full_like(targets, specials.mask)
+    filler = torch.full_like(targets, specials.mask)
     if shows_mask < 1:
-        kind = (noise(seed, FILLER_KIND, *keys, place[:masked_tokens]) >> U64(11)) * 2.0**-53
+        kind = _shifted(noise(seed, FILLER_KIND, *keys, place[:masked_tokens]), 11)
         drawn_ids = ordinary_id(noise(seed, FILLER_TOKEN, *keys, place[:masked_tokens]), specials, vocabulary)
-        filler = np.where(kind < shows_mask, filler, np.where(kind < shows_mask + shows_random, drawn_ids, targets))
-    return Layout(
-        ids=np.take_along_axis(ids, positions, 1),
+        below_mask, below_random = (math.ceil(share * 2**53) for share in (shows_mask, shows_mask + shows_random))
+        filler = filler.where(kind < below_mask, drawn_ids.where(kind < below_random, targets))
+    ended = (ids == specials.eos).cumsum(1)
+    document = torch.cat([torch.zeros_like(ids[:, :1]), ended[:, :-1]], 1)
+    return Batch(
+        ids=ids.gather(1, positions),
         positions=positions,
-        seats=positions if masking.aligned else np.broadcast_to(place, positions.shape).copy(),
+        seats=positions if masking.aligned else place.expand_as(positions),
         filler=filler,
-        document=np.take_along_axis(document, positions, 1),
+        document=document.gather(1, positions),
     )
 
 
-def ordinary_id(bits: np.ndarray, specials: Specials, vocabulary: int) -> np.ndarray:
-    """A uniform draw from the ids that are not special, int64."""
-    drawn = (bits % U64(vocabulary - len(specials.ids))).astype(np.int64)
+def ordinary_id(bits: Int[Tensor, "*n"], specials: Specials, vocabulary: int) -> Int[Tensor, "*n"]:
+    """A uniform draw from the ids that are not special."""
+    choices = vocabulary - len(specials.ids)
+    drawn = (_shifted(bits, 1) % choices * 2 + (bits & 1)) % choices
     for special in sorted(specials.ids):
-        drawn += drawn >= special
+        drawn = drawn + (drawn >= special).long()
     return drawn

@@ -6,7 +6,6 @@ import itertools
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
-from torch import Tensor
 
 from latemask.batch import Batch
 from latemask.feed.batches import TrainingBatches
@@ -37,11 +36,10 @@ class Prefetch:
             self.ahead = (index, self._submit(index))
         futures = self.ahead[1]
         self.ahead = (index + 1, self._submit(index + 1))
-        return [future.result().to(self.device) for future in futures]
+        return [future.result() for future in futures]
 
     def _submit(self, index: int) -> list[Future[Batch]]:
         return [self.pool.submit(self._make, index, start, stop) for start, stop in self.parts]
 
     def _make(self, index: int, start: int, stop: int) -> Batch:
-        batch = self.batches.batch_at(index, start, stop)
-        return batch.map(Tensor.pin_memory) if self.device.type == "cuda" else batch
+        return self.batches.batch_at(index, start, stop, self.device).to(self.device)

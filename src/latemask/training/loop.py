@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import resource
 import shutil
 import sys
@@ -28,7 +29,7 @@ from latemask.config import Run, replace
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.feed.batches import Rows, TrainingBatches
-from latemask.feed.masking import noise
+from latemask.feed.masking import DROPOUT, noise
 from latemask.feed.prefetch import Prefetch
 from latemask.model.pretrainer import Pretrainer
 from latemask.text.store import TokenStore, open_store
@@ -45,8 +46,7 @@ from latemask.training.watch import Display, Stopwatch
 PREEMPTED = 75
 """Exit status of the command after SIGTERM: the run was saved and wants to be resumed."""
 
-DROPOUT = np.uint64(5)
-"""Stream of noise that seeds dropout."""
+A_RUN = "a run already"
 
 Reason = Literal["steps", "seconds", "signal"]
 
@@ -88,12 +88,14 @@ def pretrain(
     >>> outcome = latemask.pretrain(latemask.recipe("mae_lm_tiny"), "data/en", "runs/x")  # doctest: +SKIP
     """
     out = Path(out)
+    if resume == "always" and not out.is_dir():
+        raise Refusal(out, "no such folder", "the folder of a run")
     with joined_world() as world, locked(out, world):
-        has_checkpoint = bool(world.decide_object(bool(checkpoint.steps(out))))
-        if resume == "always" or (resume == "if-present" and has_checkpoint):
+        occupied = world.decide_text(_occupied(out) if world.leads else "")
+        if resume == "always" or (resume == "if-present" and occupied == A_RUN):
             return _resumed(run, data, out, world, trackers)
-        if has_checkpoint and not overwrite:
-            raise Refusal(out, "a run already", "an empty folder", "Resume it with --resume, or pass --overwrite")
+        if occupied and resume == "never" and not overwrite:
+            raise Refusal(out, occupied, "an empty folder", "Resume it with --resume, or pass --overwrite")
         if run is None or data is None:
             raise Refusal("pretrain", "no recipe or no data", "RECIPE --data DATA --out FOLDER, or a run to resume")
         store = open_store(Path(data))
@@ -102,6 +104,7 @@ def pretrain(
         state = State(data=str(Path(data).resolve()), data_fingerprint=_fingerprint(store))
         parts = _assemble(run, store, Pretrainer(run), {}, world)
         if world.leads:
+            checkpoint.sweep(out)
             for step in checkpoint.steps(out):
                 shutil.rmtree(step)
             (out / "journal.jsonl").unlink(missing_ok=True)
@@ -111,14 +114,10 @@ def pretrain(
 def _resumed(
     run: Run | None, data: Path | str | None, out: Path, world: World, trackers: Sequence[journal.Tracker]
 ) -> Outcome:
-    passed_over: list[str] = []
-    if world.leads:
-        checkpoint.sweep(out)
-    step = Path(str(world.decide_object(str(checkpoint.newest(out, passed_over)) if world.leads else "")))
-    for problem in passed_over:
-        print(f"passed over {problem}", file=sys.stderr)
+    step = Path(world.decide_text(str(_newest(out)) if world.leads else ""))
     saved, state = checkpoint.read_run(step), checkpoint.read_state(step)
     store = open_store(Path(data if data is not None else state.data))
+    state = dataclasses.replace(state, data=str(store.folder.resolve()))
     if _fingerprint(store) != state.data_fingerprint:
         raise Refusal(store.folder, "other tokens or another tokenizer", f"the data that {step} was trained on")
     if run is not None:
@@ -126,10 +125,33 @@ def _resumed(
         fixed = ("recipe", "shape", "decoder", "masking")
         if changed := [name for name in fixed if getattr(run, name) != getattr(saved, name)]:
             raise Refusal(out, f"a run with another {', '.join(changed)}", "the settings it was started with")
+        for name, before, now in zip(("training.batch_rows", "training.seed"), _order(saved), _order(run), strict=True):
+            if before != now:
+                wanted = f"{before}, as the run began: else some rows would come twice and others never"
+                raise Refusal(name, str(now), wanted)
         saved = dataclasses.replace(saved, training=run.training)
     model = checkpoint.read_pretrainer(step)
     parts = _assemble(saved, store, model, checkpoint.read_optimizer(step), world)
     return _train(parts, state, out, world, is_resumed=True, trackers=trackers)
+
+
+def _newest(out: Path) -> Path:
+    """The newest whole step folder; half-written ones are removed, broken ones named and set aside."""
+    checkpoint.sweep(out)
+    passed_over: list[str] = []
+    step = checkpoint.newest(out, passed_over)
+    checkpoint.set_broken_aside(out, step)
+    for problem in passed_over:
+        print(f"passed over {problem}; it is now named broken-...", file=sys.stderr)
+    return step
+
+
+def _occupied(out: Path) -> str:
+    """What a run folder holds besides what a run leaves before its first checkpoint; empty: nothing."""
+    if checkpoint.steps(out):
+        return A_RUN
+    others = sorted(path.name for path in out.iterdir() if path.name[0] != "." and path.name != "journal.jsonl")
+    return f"other files ({', '.join(others[:5])})" if others else ""
 
 
 @dataclass(frozen=True)
@@ -195,6 +217,8 @@ def _train(
     card = card_of_device(_device_name(world.device))
     tokenizer = (parts.store.folder / "tokenizer.json").read_bytes()
     validation_loss: float | None = None
+    saved = state if is_resumed else None
+    loss_sum = torch.tensor(state.loss_sum, device=world.device)
     reason: Reason = "steps"
 
     with ExitStack() as stack:
@@ -202,8 +226,9 @@ def _train(
         display = stack.enter_context(Display(run, parts.total_steps, out, enabled=world.leads))
         if world.leads:
             listeners = journal.listeners(trackers, out, dataclasses.asdict(run))
-            resumed_at = state.updates if is_resumed else None
-            book = stack.enter_context(closing(journal.Journal(out / "journal.jsonl", resumed_at, listeners)))
+            resumed_at = (state.updates, state.batch_index) if is_resumed else None
+            with disk_full_is_refused(out / "journal.jsonl"):
+                book = stack.enter_context(closing(journal.Journal(out / "journal.jsonl", resumed_at, listeners)))
         signalled = stack.enter_context(signals())
         stack.enter_context(out_of_memory_is_refused(parts.micro_rows))
         prefetch = stack.enter_context(
@@ -212,30 +237,34 @@ def _train(
 
         def note(kind: str, **values: Any) -> None:
             if book is not None:
-                book.add(kind, step=state.updates, **values)
+                with disk_full_is_refused(out / "journal.jsonl"):
+                    book.add(kind, step=state.updates, **values)
                 display.hear(kind, {"step": state.updates, **values})
 
         def save() -> Path:
+            nonlocal saved
             folder = out / checkpoint.step_name(state.updates)
             with watch.paused():
-                if world.leads and not folder.exists():
-                    now = dataclasses.replace(state, seconds=watch.seconds)
+                if world.leads and state != saved:
+                    now = dataclasses.replace(state, seconds=watch.seconds, loss_sum=float(loss_sum))
                     with disk_full_is_refused(folder):
                         tensors = optimizer_tensors(model, parts.optimizer)
                         checkpoint.write(out, run, now, model, tensors, tokenizer)
                         checkpoint.prune(out, settings.keep, state.best_step)
                     note("save", folder=folder.name, seconds=watch.seconds)
+                saved = state
                 world.wait()
             return folder
 
-        def validate() -> None:
+        def validate(is_saved: bool) -> None:
             nonlocal state, validation_loss
             if parts.validation is None:
                 return
             with watch.paused():
                 loss = parts.validation.loss(model, parts.micro_rows, parts.precision, world)
             validation_loss = loss.overall
-            if state.best_loss is None or loss.overall < state.best_loss:
+            is_best = state.best_loss is None or loss.overall < state.best_loss
+            if is_saved and is_best and math.isfinite(loss.overall):
                 state = dataclasses.replace(state, best_loss=loss.overall, best_step=state.updates)
             note("validation", loss=loss.overall, by_source=loss.by_source, rate=parts.validation.rate,
                  rows=len(parts.validation), seconds=watch.seconds)  # fmt: skip
@@ -247,7 +276,8 @@ def _train(
             if skipped is None:
                 return False
             if not skipped:
-                state = dataclasses.replace(state, updates=state.updates + 1, skips_in_a_row=0)
+                made, summed = state.updates + 1, state.loss_steps + 1
+                state = dataclasses.replace(state, updates=made, loss_steps=summed, skips_in_a_row=0)
                 return True
             state = dataclasses.replace(state, skips_in_a_row=state.skips_in_a_row + 1)
             index = state.batch_index - 1
@@ -264,12 +294,11 @@ def _train(
             note("resume", **facts)
         else:
             note("start", run=json.loads(run.to_json()), **facts)
-            validate()
+            validate(is_saved=True)
             save()
 
-        loss_sum, made_since_log = torch.zeros((), device=world.device), 0
         watch.start()
-        logged_at = watch.seconds
+        logged_step, logged_at = state.updates, watch.seconds
         while state.updates < parts.total_steps:
             clock_share = watch.seconds / settings.max_seconds if settings.max_seconds else 0.0
             stop, clock_share = world.decide(float(bool(signalled)), clock_share)
@@ -278,7 +307,7 @@ def _train(
                 reason = "signal" if stop else "seconds"
                 break
             loss = _accumulate(parts, prefetch.take(state.batch_index), state.batch_index, world)
-            made_since_log += settle()
+            settle()
             rate = learning_rate(settings, max(share_of_updates(state.updates, parts.total_steps), clock_share))
             norm, skipped = update(model, parts.optimizer, rate, settings.clip_norm, loss)
             verdict.watch(skipped)
@@ -293,15 +322,14 @@ def _train(
             )
             if not (logs or saves or validates) or not settle():
                 continue
-            made_since_log += 1
             if logs:
-                speed = made_since_log * batch_tokens / (watch.seconds - logged_at)
+                speed = (step - logged_step) * batch_tokens / (watch.seconds - logged_at)
                 note(
                     "train",
                     tokens=step * batch_tokens,
                     seconds=watch.seconds,
                     epoch=batches.epoch_of(state.batch_index),
-                    loss=float(loss_sum) / made_since_log,
+                    loss=float(loss_sum) / state.loss_steps,
                     learning_rate=rate,
                     gradient_norm=float(norm),
                     tokens_per_second=speed,
@@ -309,9 +337,11 @@ def _train(
                     mfu=speed * plain_flops / (card.peak * world.size) if card else None,
                     memory_bytes=_memory(world.device),
                 )
-                loss_sum, made_since_log, logged_at = torch.zeros_like(loss_sum), 0, watch.seconds
+                loss_sum.zero_()
+                state = dataclasses.replace(state, loss_steps=0)
+                logged_step, logged_at = step, watch.seconds
             if validates:
-                validate()
+                validate(is_saved=saves)
             if saves:
                 save()
         last = save()
@@ -327,7 +357,7 @@ def _accumulate(parts: _Parts, micro_batches: list[Batch], index: int, world: Wo
     settings = parts.run.training
     total = torch.zeros((), device=world.device)
     for number, batch in enumerate(micro_batches):
-        torch.manual_seed(int(noise(settings.seed, DROPOUT, index, world.rank, number) >> np.uint64(1)))
+        torch.manual_seed(noise(settings.seed, DROPOUT, index, world.rank, number))
         reduces = number == len(micro_batches) - 1
         trained = parts.trained
         holds = trained.no_sync() if world.size > 1 and not reduces else nullcontext()  # type: ignore[operator]
@@ -368,6 +398,12 @@ def _facts(parts: _Parts, world: World, plain_flops: float, executed_flops: floa
 def _fitted(run: Run, store: TokenStore) -> Run:
     """The run with the vocabulary and special ids of its data."""
     return replace(run, {"shape.vocabulary": store.vocabulary, "shape.specials": store.specials})
+
+
+def _order(run: Run) -> tuple[int, int]:
+    """What the order of rows depends on besides the data: rows in a batch, and the seed."""
+    training = run.training
+    return training.batch_rows, training.seed if training.data_seed is None else training.data_seed
 
 
 def _fingerprint(store: TokenStore) -> str:
