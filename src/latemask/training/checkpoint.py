@@ -2,7 +2,7 @@
 
 ``step-0012000/`` holds ``encoder.safetensors`` (what is kept), ``rest.safetensors`` (what is thrown away),
 ``optimizer.safetensors``, ``tokenizer.json``, ``run.json`` (the only source for rebuilding it) and ``state.json``
-(where the data stands, and every file's SHA-256).
+(where the data stands, every file's SHA-256, and its own).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from latemask.model.pretrainer import Pretrainer
 
 ENCODER, REST, OPTIMIZER = "encoder.safetensors", "rest.safetensors", "optimizer.safetensors"
 RUN, STATE, TOKENIZER = "run.json", "state.json", "tokenizer.json"
+CHECKED = {ENCODER, REST, OPTIMIZER, RUN, TOKENIZER}
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,13 @@ class State:
     seconds: float = 0.0
     """Training time so far, validation and saving left out."""
     best_loss: float | None = None
-    """Lowest validation loss so far, nats per masked token."""
+    """Lowest validation loss of the steps that were saved, nats per masked token."""
     best_step: int = 0
     """The step that had it."""
+    loss_sum: float = 0.0
+    """Of the updates since the journal's last line of training."""
+    loss_steps: int = 0
+    """How many they are."""
     data: str = ""
     """Folder of the prepared data."""
     data_fingerprint: str = ""
@@ -63,17 +68,20 @@ def step_number(folder: Path) -> int | None:
 
 def steps(run_folder: Path) -> list[Path]:
     """Step folders in numeric order, whole or not."""
-    found = (
-        [folder for folder in run_folder.iterdir() if step_number(folder) is not None] if run_folder.is_dir() else []
-    )
+    inside = run_folder.iterdir() if run_folder.is_dir() else ()
+    found = [folder for folder in inside if step_number(folder) is not None and folder.is_dir()]
     return sorted(found, key=lambda folder: step_number(folder) or 0)
 
 
 def fault(step: Path) -> str | None:
     """What is wrong with a step folder's files (a checksum read of all); None: it is whole."""
     try:
-        files = json.loads((step / STATE).read_text())["files"]
-        for name, digest in files.items():
+        content = json.loads((step / STATE).read_text())
+        if content.pop("checksum") != _checksum(content):
+            return f"{STATE} differs from its checksum"
+        if content["files"].keys() != CHECKED:
+            return f"{STATE} has checksums of {', '.join(content['files'])}"
+        for name, digest in content["files"].items():
             if _digest(step / name) != digest:
                 return f"{name} differs from its checksum"
     except FileNotFoundError as error:
@@ -112,34 +120,50 @@ def resolve(folder: Path | str) -> Path:
 def write(
     run_folder: Path, run: Run, state: State, model: Pretrainer, optimizer: dict[str, Tensor], tokenizer: bytes
 ) -> Path:
-    """Write the step folder of ``state.updates``. A whole one is left as it is: the same run made it."""
+    """Write the step folder of ``state.updates``; where it stands, only its state: skipped updates change no tensor.
+
+    Raises ``OSError`` or ``SafetensorError`` where the disk is full; nothing of the attempt is left then.
+    """
     final = run_folder / step_name(state.updates)
-    if final.exists() and fault(final) is None:
-        return final
     aside = run_folder / f".{final.name}.partial"
-    shutil.rmtree(aside, ignore_errors=True)
-    aside.mkdir(parents=True)
-    encoder, rest = _split(model.state_dict())
-    save_file(encoder, aside / ENCODER)
-    save_file(rest, aside / REST)
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in optimizer.items()}, aside / OPTIMIZER)
-    (aside / RUN).write_text(run.to_json())
-    (aside / TOKENIZER).write_bytes(tokenizer)
-    files = {path.name: _digest(path) for path in sorted(aside.iterdir())}
-    (aside / STATE).write_text(json.dumps({**dataclasses.asdict(state), "files": files}, indent=2) + "\n")
-    for path in [*aside.iterdir(), aside]:
-        _sync(path)
-    if final.exists():
-        shutil.rmtree(final)
-    os.rename(aside, final)
-    _sync(run_folder)
-    return final
+    _remove(aside)
+    try:
+        if final.exists():
+            _write_state(aside, state, json.loads((final / STATE).read_text())["files"])
+            os.replace(aside, final / STATE)
+            _sync(final)
+            return final
+        aside.mkdir(parents=True)
+        encoder, rest = _split(model.state_dict())
+        save_file(encoder, aside / ENCODER)
+        save_file(rest, aside / REST)
+        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in optimizer.items()}, aside / OPTIMIZER)
+        (aside / RUN).write_text(run.to_json())
+        (aside / TOKENIZER).write_bytes(tokenizer)
+        _write_state(aside / STATE, state, {name: _digest(aside / name) for name in sorted(CHECKED)})
+        for path in [*aside.iterdir(), aside]:
+            _sync(path)
+        os.rename(aside, final)
+        _sync(run_folder)
+        return final
+    except BaseException:
+        _remove(aside)
+        raise
+
+
+def _write_state(path: Path, state: State, files: dict[str, str]) -> None:
+    content = {**dataclasses.asdict(state), "files": files}
+    path.write_text(json.dumps({**content, "checksum": _checksum(content)}, indent=2) + "\n")
+    _sync(path)
+
+
+def _checksum(content: dict[str, object]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def prune(run_folder: Path, keep: int, best_step: int) -> None:
     """Delete all step folders but step 0, the best and the newest ``keep`` (0: keep all)."""
-    numbered = steps(run_folder)
-    for step in numbered[: -keep or len(numbered)] if keep else []:
+    for step in steps(run_folder)[:-keep] if keep else []:
         if step_number(step) not in (0, best_step):
             doomed = run_folder / f".{step.name}.deleted"
             os.rename(step, doomed)
@@ -150,7 +174,16 @@ def sweep(run_folder: Path) -> None:
     """Remove what a killed process left half-written or half-deleted."""
     for pattern in (".step-*.partial", ".step-*.deleted"):
         for left in run_folder.glob(pattern):
-            shutil.rmtree(left)
+            _remove(left)
+
+
+def set_broken_aside(run_folder: Path, whole: Path) -> None:
+    """Rename the step folders after ``whole`` to ``broken-...``: their steps will be made and saved again."""
+    for step in steps(run_folder):
+        if (step_number(step) or 0) > (step_number(whole) or 0):
+            broken = run_folder / f"broken-{step.name}"
+            _remove(broken)
+            os.rename(step, broken)
 
 
 def read_run(step: Path) -> Run:
@@ -164,7 +197,10 @@ def read_state(step: Path) -> State:
         data = json.loads(_text(step / STATE))
     except json.JSONDecodeError as error:
         raise Refusal(f"{step / STATE}:{error.lineno}", error.msg, "JSON") from None
-    return typed(State, {name: value for name, value in data.items() if name != "files"}, str(step / STATE))
+    if not isinstance(data, dict):
+        raise Refusal(step / STATE, type(data).__name__, "a JSON object")
+    fields = {name: value for name, value in data.items() if name not in ("files", "checksum")}
+    return typed(State, fields, str(step / STATE))
 
 
 def read_pretrainer(step: Path) -> Pretrainer:
@@ -211,7 +247,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except FileNotFoundError:
         raise Refusal(path, "no such file", "a checkpoint's tensors") from None
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         raise Refusal(path, f"a broken file ({error})", "a safetensors file") from None
 
 
@@ -222,6 +258,13 @@ def _text(path: Path) -> str:
         raise Refusal(path, "no such file", "a step folder") from None
     except (UnicodeDecodeError, OSError) as error:
         raise Refusal(path, f"an unreadable file ({type(error).__name__})", "JSON") from None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def _digest(path: Path) -> str:

@@ -14,6 +14,9 @@ from torch import Tensor
 
 from latemask.errors import Refusal
 
+TIMEOUT = datetime.timedelta(minutes=10)
+"""A process that waits longer than this for another gives up; one that ended is noticed at once."""
+
 
 @dataclass(frozen=True)
 class World:
@@ -36,13 +39,16 @@ class World:
         dist.broadcast(tensor, src=0)
         return tensor.tolist()
 
-    def decide_object(self, value: object) -> object:
-        """Rank 0's value (JSON-like), on every process."""
+    def decide_text(self, text: str) -> str:
+        """Rank 0's text, on every process."""
+        (length,) = self.decide(len(text.encode()))
         if self.size == 1:
-            return value
-        box = [value]
-        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
-        return box[0]
+            return text
+        letters = torch.zeros(int(length), dtype=torch.uint8)
+        if self.leads:
+            letters = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else letters
+        dist.broadcast(letters, src=0)
+        return bytes(letters.tolist()).decode()
 
     def total(self, tensor: Tensor) -> Tensor:
         """Sum over all processes; the tensor may live on the CPU or on this process's device."""
@@ -72,7 +78,10 @@ def pick_device(local_rank: int = 0) -> torch.device:
 
 @contextmanager
 def joined_world() -> Iterator[World]:
-    """The world that torchrun describes in the environment, or this process alone."""
+    """The world that torchrun describes in the environment, or this process alone.
+
+    Raises ``Refusal`` where another process ended or stalled while this one waited for it.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     device = pick_device(local_rank)
@@ -84,10 +93,15 @@ def joined_world() -> Iterator[World]:
     if device.type == "mps":
         raise Refusal("torchrun", f"{size} processes on an Apple GPU", "one process")
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(
-        backend, timeout=datetime.timedelta(minutes=10), device_id=device if device.index is not None else None
-    )
     try:
+        dist.init_process_group(backend, timeout=TIMEOUT, device_id=device if device.index is not None else None)
         yield World(dist.get_rank(), size, device)
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
+            raise
+        found = f"another process gone or stalled ({str(error).splitlines()[0]})"
+        raise Refusal(f"process {os.environ.get('RANK')} of {size}", found, "all of them until the end",
+                      "Its own message says why; then go on with --resume") from error  # fmt: skip
     finally:
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -6,9 +6,12 @@ import fcntl
 import os
 import shutil
 import signal
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from latemask.errors import Refusal
 from latemask.training.distributed import World
@@ -38,25 +41,34 @@ def signals() -> Iterator[list[int]]:
 
 @contextmanager
 def locked(out: Path, world: World) -> Iterator[None]:
-    """One run a folder: rank 0 holds a lock on it while it runs."""
+    """One run a folder: rank 0 holds a lock on it while it runs. Raises ``Refusal`` where another does."""
     if not world.leads:
         yield
         return
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as file:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / ".lock").open("ab+", buffering=0)
+    except OSError as error:
+        raise Refusal(out, f"a path that cannot be written ({error.strerror})", "a folder to write into") from None
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise Refusal(out, "another process that is training in it", "a folder of its own for each run") from None
+            file.seek(0)
+            found = f"another process that is training in it ({file.read().decode()})"
+            raise Refusal(out, found, "a folder of its own for each run") from None
+        with disk_full_is_refused(out / ".lock"):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
 
 
 @contextmanager
-def disk_full_is_refused(folder: Path) -> Iterator[None]:
+def disk_full_is_refused(path: Path) -> Iterator[None]:
+    """An error of the disk while ``path`` is written, as a ``Refusal``."""
     try:
         yield
-    except OSError as error:
-        free = shutil.disk_usage(folder.parent).free / 1e9
-        raise Refusal(
-            folder, f"{os.strerror(error.errno or 0)}, {free:.1f} GB free", "room for a checkpoint"
-        ) from error
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        free = f", {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB free" if path.parent.is_dir() else ""
+        raise Refusal(path, f"{reason}{free}", "a disk with room for it") from error

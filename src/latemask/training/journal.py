@@ -1,13 +1,16 @@
 """What happened, one JSON object a line: loss, speed, validations, saves. The report reads it; nothing else does.
 
-Lines have a ``kind``: start, resume, train, validation, skip, save, end. Units stand in the names.
+Lines have a ``kind``: start, resume, train, validation, skip, save, end. Units stand in the names. A number that is
+not finite is null.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Sequence
+from io import RawIOBase
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -25,21 +28,31 @@ class Listener(Protocol):
 
 
 class Journal:
-    """Appends to ``journal.jsonl``. After a resume the lines of steps that are run again are taken out first."""
+    """Appends to ``journal.jsonl``.
 
-    def __init__(self, path: Path, resume_step: int | None = None, listeners: Sequence[Listener] = ()):
+    A run resumed at ``(step, batch index)`` first takes out the lines of later steps and of skips that it meets again;
+    any other run begins anew.
+    """
+
+    def __init__(self, path: Path, resumed: tuple[int, int] | None = None, listeners: Sequence[Listener] = ()):
         if path.exists():
-            lines = [] if resume_step is None else [line for line in read(path) if line.get("step", 0) <= resume_step]
-            aside = path.with_suffix(".partial")
-            aside.write_text("".join(json.dumps(line) + "\n" for line in lines))
-            os.replace(aside, path)
-        self.file = path.open("a")
+            step, batch = resumed or (-1, -1)
+            lines = [] if resumed is None else read(path)
+            kept = [line for line in lines if line.get("step", 0) <= step and line.get("batch", -1) < batch]
+            aside = path.with_name(f".{path.name}.partial")
+            try:
+                with aside.open("wb", buffering=0) as file:
+                    _write(file, "".join(json.dumps(line) + "\n" for line in kept))
+                    os.fsync(file.fileno())
+                os.replace(aside, path)
+            finally:
+                aside.unlink(missing_ok=True)
+        self.file = path.open("ab", buffering=0)
         self.listeners = listeners
 
     def add(self, kind: str, **values: Any) -> None:
-        line = {"kind": kind, **values}
-        self.file.write(json.dumps(line) + "\n")
-        self.file.flush()
+        line = _finite({"kind": kind, **values})
+        _write(self.file, json.dumps(line) + "\n")
         for listener in self.listeners:
             listener.hear(line)
 
@@ -52,15 +65,31 @@ class Journal:
 def read(path: Path) -> list[dict[str, Any]]:
     """Every whole line; a last line cut short by a kill is left out. Raises ``Refusal`` on any other bad line."""
     lines = []
-    texts = path.read_text().split("\n")
+    texts = path.read_bytes().split(b"\n")
     for number, text in enumerate(texts, 1):
-        if text:
-            try:
-                lines.append(json.loads(text))
-            except json.JSONDecodeError:
-                if number != len(texts):
-                    raise Refusal(f"{path}:{number}", repr(text[:80]), "a JSON object") from None
+        try:
+            line = json.loads(text) if text else {}
+        except ValueError:
+            line = None
+        if isinstance(line, dict):
+            lines += [line] if line else []
+        elif number != len(texts):
+            found = repr(text[:80].decode(errors="replace"))
+            raise Refusal(f"{path}:{number}", found, "a JSON object", "Delete this line")
     return lines
+
+
+def _write(file: RawIOBase, text: str) -> None:
+    """All of it: what a full disk cuts short raises at the next attempt."""
+    rest = text.encode()
+    while rest:
+        rest = rest[file.write(rest) or 0 :]
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class TensorBoard:
@@ -89,7 +118,7 @@ class WeightsAndBiases:
 
     def __init__(self, folder: Path, run: dict[str, Any]):
         try:
-            import wandb
+            import wandb  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise Refusal("--tracker", "wandb, which is not installed", "pip install latemask[wandb]") from None
         mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")

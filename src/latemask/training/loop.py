@@ -13,6 +13,7 @@ import math
 import resource
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
@@ -198,7 +199,10 @@ def _assemble(
     trained: nn.Module = model
     if world.size > 1:
         ids = [device.index] if device.type == "cuda" else None
-        trained = nn.parallel.DistributedDataParallel(model, ids, gradient_as_bucket_view=True, broadcast_buffers=False)
+        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # broadcast_buffers, from torch 2.13 on
+            trained = nn.parallel.DistributedDataParallel(
+                model, ids, gradient_as_bucket_view=True, broadcast_buffers=False
+            )
     steps = settings.steps
     if settings.max_tokens is not None:
         steps = min(steps, max(1, settings.max_tokens // (settings.batch_rows * run.shape.row_tokens)))

@@ -77,6 +77,11 @@ def out_of_memory_is_refused(micro_rows: int) -> Iterator[None]:
     """The device's out-of-memory error as a ``Refusal`` that says what to set."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
-        do = f"Set --training.micro-rows {max(1, micro_rows // 2)}; the batch and the result stay the same"
-        raise Refusal("training.micro_rows", f"too little memory for {micro_rows} rows", "fewer", do) from error
+    except RuntimeError as error:
+        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+            raise
+        found = f"too little memory for {micro_rows} row{'s' if micro_rows > 1 else ''} at once"
+        do = f"Set --training.micro-rows {micro_rows // 2}; the batch and the result stay the same"
+        if micro_rows == 1:
+            do = "Choose a smaller recipe, or lower --shape.row-tokens"
+        raise Refusal("training.micro_rows", found, "what fits the device", do) from error

@@ -6,6 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from latemask.config import Training
+from latemask.errors import Refusal
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(model: nn.Module, training: Training) -> torch.optim.AdamW:
@@ -69,11 +72,18 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[st
 
 
 def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW, tensors: dict[str, Tensor]) -> None:
-    """The inverse of ``optimizer_tensors``. Raises ``KeyError`` naming what is missing or unknown."""
-    keys = ("exp_avg", "exp_avg_sq", "step")
-    wanted = {f"{name}.{key}" for name, _ in model.named_parameters() for key in keys} if tensors else set()
-    if odd := wanted ^ tensors.keys():
-        raise KeyError(", ".join(sorted(odd)[:5]))
+    """The inverse of ``optimizer_tensors``; none at all is an optimizer that has not stepped.
+
+    Raises ``Refusal`` naming what is missing, unknown or misshapen.
+    """
+    if not tensors:
+        return
+    shapes = {f"{name}.{key}": parameter.shape for name, parameter in model.named_parameters() for key in MOMENTS}
+    shapes |= {f"{name}.step": torch.Size() for name, _ in model.named_parameters()}
+    found = {name: tensor.shape for name, tensor in tensors.items()}
+    if odd := sorted(name for name in shapes.keys() | found.keys() if shapes.get(name) != found.get(name)):
+        named = ", ".join(f"{name} {tuple(found[name]) if name in found else 'missing'}" for name in odd[:5])
+        raise Refusal("optimizer.safetensors", named, "both moments and the step of every parameter")
     for name, parameter in model.named_parameters():
-        if tensors:
-            optimizer.state[parameter] = {key: tensors[f"{name}.{key}"].to(parameter.device) for key in keys}
+        state = {key: tensors[f"{name}.{key}"].to(parameter.device) for key in (*MOMENTS, "step")}
+        optimizer.state[parameter] = state

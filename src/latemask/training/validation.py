@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from latemask.config import Run
+from latemask.errors import Refusal
 from latemask.feed.batches import Rows, ValidationBatches
 from latemask.model.pretrainer import Pretrainer
 from latemask.text.store import TokenStore
@@ -29,7 +30,11 @@ class Validation:
     def __init__(self, run: Run, store: TokenStore):
         self.rate = run.training.validation_rate or run.masking.rate
         masking = dataclasses.replace(run.masking, rate=self.rate)
-        rows = Rows(store.valid, run.shape, masking.masked_tokens(run.shape.row_tokens), f"{store.folder} (validation)")
+        masked, row_tokens = masking.masked_tokens(run.shape.row_tokens), run.shape.row_tokens
+        if not 1 <= masked <= row_tokens - 2:
+            raise Refusal("training.validation_rate", f"{masked} masked tokens in a row of {row_tokens}",
+                          f"1 to {row_tokens - 2}")  # fmt: skip
+        rows = Rows(store.valid, run.shape, masked, f"{store.folder} (validation)")
         self.batches = ValidationBatches(rows, masking, run.training.validation_rows)
         self.source_names = store.source_names
 
