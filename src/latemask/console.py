@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 LOG_EVERY_SECONDS = 10.0
-PLAIN_COLUMNS = 200
+PLAIN_COLUMNS = 1000
 """Characters a line may have where there is no terminal to ask."""
 
 

@@ -6,9 +6,11 @@ longer JSON line passed over and counted.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import IO, Literal
 
 from latemask.errors import Refusal
@@ -16,6 +18,8 @@ from latemask.text.files import File, Format, Plain, open_plain, open_seekable
 
 BLOCK_BYTES = 1 << 20
 """Usual size of a block."""
+ESTIMATED_FILES, ESTIMATED_BLOCKS = 4, 8
+"""How much of each kind of file is read to estimate how much text there is."""
 _BLANK_LINE = re.compile(rb"(?>\r\n|\r|\n)[ \t\v\f]*(?>\r\n|\r|\n)")
 
 
@@ -206,15 +210,22 @@ def _parquet_blocks(file: File, stream: IO[bytes], reading: Reading) -> Iterator
         raise Refusal(file.path, f"unreadable parquet ({error})", "a whole parquet file") from error
 
 
-def estimated_text_bytes(file: File, reading: Reading) -> int | None:
-    """About how many bytes of plain text ``file`` holds; None where that cannot be known (standard input, pipes)."""
-    size = file.bytes_on_disk
-    if size is None:
-        return None
-    plain = position = 0
-    for block in blocks(file, reading):
-        plain += len(block.data) + block.overlong_bytes
-        position = block.position
-        if plain >= 4 * BLOCK_BYTES:
-            break
-    return size * plain // max(position, 1) if position else 0
+def estimated_text_bytes(files: Sequence[File], reading: Reading) -> list[int | None]:
+    """About how many bytes of plain text each file holds, judged by the beginnings of a few of each kind.
+
+    None where that cannot be known (standard input, pipes).
+    """
+    expansion: dict[str, list[float]] = {}
+    sizes = [file.bytes_on_disk for file in files]
+    kinds = [PurePath(file.path).suffix for file in files]
+    for file, size, kind in zip(files, sizes, kinds, strict=True):
+        known = expansion.setdefault(kind, [])
+        if size and len(known) < ESTIMATED_FILES:
+            plain = position = 0
+            for block in itertools.islice(blocks(file, reading), ESTIMATED_BLOCKS):
+                plain, position = plain + len(block.data) + block.overlong_bytes, block.position
+            known.append(plain / max(position, 1))
+    return [
+        size if size is None else round(size * sum(expansion[kind]) / max(len(expansion[kind]), 1))
+        for size, kind in zip(sizes, kinds, strict=True)
+    ]

@@ -10,6 +10,9 @@ import dataclasses
 import os
 import shlex
 import shutil
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -109,13 +112,12 @@ def prepare(
     files = find(inputs, reading.format)
     for path in {os.path.realpath(file.path) for file in held_out} & {os.path.realpath(file.path) for file in files}:
         warn(f"{path} is both training and validation text: the validation loss will say little")
-    sizes = [estimated_text_bytes(file, reading) for file in [*held_out, *files]]
+    sizes = estimated_text_bytes([*held_out, *files], reading)
     total = None if None in sizes else sum(size for size in sizes if size)
     if total is not None and total < SMALL_BYTES:
         workers = 1
     _check_room(files, reading, tokenizer, total, out)
 
-    begun = time.monotonic()
     with written_aside(out) as aside:
         writer = _Writer(aside, tokenizer, len(held_out), valid_share, deduplicate)
         counts = writer.counts = [FileCounts(file.path) for file in [*held_out, *files]]
@@ -134,7 +136,7 @@ def prepare(
         tokenizer.save(aside)
         options = dataclasses.asdict(reading)
         write_summary(aside, writer.summary(options | {"valid_share": valid_share, "deduplicate": deduplicate}))
-    _report(counts, writer, time.monotonic() - begun)
+    _warn(counts, writer, deduplicate)
     return counts
 
 
@@ -275,7 +277,23 @@ class _Writer:
         }
 
 
-def _report(counts: list[FileCounts], writer: _Writer, seconds: float) -> None:
+def _warn(counts: list[FileCounts], writer: _Writer, deduplicate: bool) -> None:
+    for one in counts:
+        for place in one.read.places:
+            warn(f"left out: {place}")
+        if one.also_in_validation:
+            warn(f"{one.path}: {one.also_in_validation:,} documents are also in the validation files"
+                 + ("" if deduplicate else "; --deduplicate takes them out of training"))  # fmt: skip
+        if one.read.parted:
+            warn(f"{one.path}: {one.read.parted:,} cuts through documents longer than --longest-document-mb")
+    tokens, unknown = writer.train.tokens.count, writer.train.unknown_tokens
+    if unknown > tokens / 100:
+        warn(f"{unknown / tokens:.1%} of the training tokens are unknown to the tokenizer: is it one for this text?")
+    if not writer.valid.sources.count:
+        warn("no document is held out for validation: give --valid-files, a larger --valid-share, or smaller documents")
+
+
+def _report(counts: list[FileCounts], seconds: float) -> None:
     columns = ("file", "documents", "train", "held out", "duplicates", "empty", "left out", "train tokens",
                "held-out tokens", "repaired bytes", "left-out bytes")  # fmt: skip
     rows: list[list[Any]] = [
@@ -283,32 +301,21 @@ def _report(counts: list[FileCounts], writer: _Writer, seconds: float) -> None:
          one.train_tokens, one.held_out_tokens, one.read.repaired_bytes, one.read.left_out_bytes]
         for one in counts
     ]  # fmt: skip
-    if len(rows) > 1:
-        rows.append(["total", *(sum(column) for column in list(zip(*rows, strict=True))[1:])])
+    total: list[Any] = ["total", *(sum(column) for column in list(zip(*rows, strict=True))[1:])]
     megabytes = sum(one.read.text_bytes for one in counts) / 1e6
-    table(f"{megabytes:,.1f} MB of text in {seconds:,.1f} s, {megabytes / seconds:,.1f} MB/s", columns, rows)
-    for one in counts:
-        for place in one.read.places:
-            warn(f"left out: {place}")
-        if one.also_in_validation:
-            warn(f"{one.path}: {one.also_in_validation:,} documents are also in the validation files"
-                 + ("" if writer.deduplicate else "; --deduplicate takes them out of training"))  # fmt: skip
-        if one.read.parted:
-            warn(f"{one.path}: {one.read.parted:,} cuts through documents longer than --longest-document-mb")
-    tokens, unknown = writer.train.tokens.count, writer.train.unknown_tokens
-    rows_of = ", ".join(
-        f"{tokens // (n - 1):,} rows of {n} ({tokens % (n - 1):,} tokens left over)" for n in SHOWN_ROWS
-    )
-    say(f"Training text: {tokens:,} tokens: {rows_of}")
-    if unknown > tokens / 100:
-        warn(f"{unknown / tokens:.1%} of the training tokens are unknown to the tokenizer: is it one for this text?")
-    if not writer.valid.sources.count:
-        warn("no document is held out for validation: give --valid-files, a larger --valid-share, or smaller documents")
+    title = f"{megabytes:,.1f} MB of text in {seconds:,.1f} s, {megabytes / seconds:,.1f} MB/s"
+    table(title, columns, rows if len(rows) == 1 else [*rows, total])
+    tokens = total[columns.index("train tokens")]
+    lengths = (f"{tokens // (n - 1):,} rows of {n} ({tokens % (n - 1):,} tokens left over)" for n in SHOWN_ROWS)
+    say(f"Training text: {tokens:,} tokens: {', '.join(lengths)}")
 
 
 def run_prepare(options: PrepareOptions) -> None:
-    """What ``latemask prepare`` does: prepare, print the counts, and the next command."""
-    prepare(
+    """What ``latemask prepare`` does: prepare, print the counts, and the next command. SIGTERM cleans up and ends."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    begun = time.monotonic()
+    counts = prepare(
         options.files,
         options.tokenizer,
         options.out,
@@ -319,4 +326,5 @@ def run_prepare(options: PrepareOptions) -> None:
         reading=options,
         overwrite=options.overwrite,
     )
+    _report(counts, time.monotonic() - begun)
     say(f"Next: latemask pretrain mae_lm_small --data {shlex.quote(options.out)} --out runs/mae_lm_small")

@@ -71,7 +71,7 @@ class Tokenizer:
         self.library = library
         self._json: dict[str, Any] = json.loads(library.to_str())
         known = library.get_vocab(with_added_tokens=True)
-        names = {role: next((name for name in names if name in known), None) for role, names in ROLES.items()}
+        names = {role: self._name(role, known) for role in ROLES}
         missing = [" or ".join(ROLES[role]) for role, name in names.items() if name is None]
         if missing:
             raise Refusal(where, f"no token {'; no token '.join(missing)}", "all five special tokens",
@@ -82,6 +82,15 @@ class Tokenizer:
         model = self._json["model"]
         if model["type"] in ("WordPiece", "WordLevel") and model["unk_token"] not in model["vocab"]:
             raise Refusal(where, f"a {model['type']} model without {model['unk_token']} in its vocabulary", "it there")
+
+    def _name(self, role: str, known: dict[str, int]) -> str | None:
+        """The token of a role: what the model itself calls unknown, then tokens added as special, then any by name."""
+        model = self._json["model"]
+        special = {added["content"] for added in self._json["added_tokens"] if added["special"]}
+        unknown = model["vocab"][model["unk_id"]][0] if model.get("unk_id") is not None else model.get("unk_token")
+        own = [unknown] if role == "unk" and unknown in {*special, *ROLES["unk"]} else []
+        names = [*own, *(name for name in ROLES[role] if name in special), *ROLES[role]]
+        return next((name for name in names if name in known), None)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -95,7 +104,7 @@ class Tokenizer:
         from latemask.text.words import Encoder
 
         dtype = np.uint16 if self.vocabulary <= 1 << 16 else np.uint32
-        return Encoder(self._json, self.special_names.values(), dtype)
+        return Encoder(self._json, self.special_names.values(), self.special_names["unk"], dtype)
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text, [tokens] uint16 (uint32 above 65,536 ids), without special tokens around."""
@@ -246,7 +255,7 @@ def _sample(
     inputs: Sequence[str | os.PathLike[str]], reading: Reading, sample_mb: int, counts: dict[str, Counts]
 ) -> Iterator[str]:
     files = find(inputs, reading.format)
-    sizes = [estimated_text_bytes(file, reading) for file in files]
+    sizes = estimated_text_bytes(files, reading)
     known = sum(size for size in sizes if size is not None)
     share = min(1.0, sample_mb * 1e6 / known) if known else 1.0
     with progress("reading", known * share / 1e6 or None, "MB") as advance:

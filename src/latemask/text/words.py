@@ -29,11 +29,21 @@ MEMO_WORDS = 1 << 20
 MEMO_CHARACTERS = 1 << 24
 """The memo is emptied beyond either; it then holds about 200 MB."""
 
-_SPACE = r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"  # Unicode White_Space; Python's \s has more
-_AT_SPACE = rf" ?[^{_SPACE}]{{1,{PIECE_CHARACTERS - 1}}}|[{_SPACE}]+(?![^{_SPACE}])|[{_SPACE}]+"
-WORDS = re.compile(rf" ?[A-Za-z]+(?=[{_SPACE}.,;:!?\"()-])|[.,;:!?\"()-]+(?=[{_SPACE}])|{_AT_SPACE}")
-"""A run of white space but its last space, which goes to the next word; ASCII words apart from the punctuation behind
-them, and that punctuation when white space follows."""
+
+def _words(space: str) -> re.Pattern[str]:
+    """Runs of white space but their last space, which goes to the next word; ASCII words apart from the punctuation
+    behind them, and that punctuation where white space follows."""
+    longest = PIECE_CHARACTERS - 1
+    return re.compile(
+        rf" ?[A-Za-z]+(?=[{space}.,;:!?\"()-])|[.,;:!?\"()-]+(?=[{space}])"
+        rf"| ?[^{space}]{{1,{longest}}}|[{space}]+(?![^{space}])|[{space}]+"
+    )
+
+
+ANY_SPACE = _words(r"\t-\r \x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000")
+"""Unicode's White_Space, as in byte-level pre-tokens; Python's ``\\s`` has more."""
+SURE_SPACE = _words(r"\t\n\r ")
+"""What remains a border when BERT's normalizer has removed control characters."""
 
 GPT2_SPLIT = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CAPPED_SPLIT = re.sub(r"(\\s|\\p\{[LN]\}|\[\^[^]]*\])\+", r"\1{1,64}", GPT2_SPLIT)
@@ -56,16 +66,24 @@ def pieces(text: str, limit: int) -> Iterator[str]:
 class Encoder:
     """Ids of raw text, without special tokens.
 
-    ``special_names`` are text to it like any other: their ids never come out (``RuntimeError`` if a model manages to).
-    ``dtype``: of the ids, uint16 or uint32.
+    ``special_names`` are text to it like any other: their ids never come out (``RuntimeError`` if a model manages to),
+    but for that of ``unknown_name``, which stands for what the model does not know. ``dtype``: of the ids, uint16 or
+    uint32.
     """
 
-    def __init__(self, tokenizer: dict[str, Any], special_names: Collection[str], dtype: type[np.unsignedinteger]):
+    def __init__(
+        self,
+        tokenizer: dict[str, Any],
+        special_names: Collection[str],
+        unknown_name: str,
+        dtype: type[np.unsignedinteger],
+    ):
         names = {*special_names, *(added["content"] for added in _added(tokenizer) if added["special"])}
         self.library = Tokenizer.from_str(json.dumps(_twin(tokenizer, names)))
-        self.special_ids = np.array([self.library.token_to_id(_other_name(name)) for name in sorted(names)], dtype)
+        never = [self.library.token_to_id(_other_name(name)) for name in sorted(names - {unknown_name})]
+        self.special_ids = np.array(never, dtype)
         self.dtype = dtype
-        self.looks_up = keeps_words_apart(tokenizer, names)
+        self.words = word_pattern(tokenizer, names)
         self._memo = _Memo(dtype)
 
     def encode(self, texts: Sequence[str], end_id: int | None = None) -> tuple[np.ndarray, np.ndarray]:
@@ -75,8 +93,8 @@ class Encoder:
         """
         lengths = np.zeros(len(texts), np.int64)
         found = []
-        for owners, parts in _batches(texts, SLICE_CHARACTERS if self.looks_up else PIECE_CHARACTERS):
-            ids, counts = self._look_up(parts) if self.looks_up else self._by_library(parts)
+        for owners, parts in _batches(texts, SLICE_CHARACTERS if self.words else PIECE_CHARACTERS):
+            ids, counts = self._look_up(parts, self.words) if self.words else self._by_library(parts)
             np.add.at(lengths, owners, counts)
             found.append(ids)
         ids = np.concatenate(found) if found else np.empty(0, self.dtype)
@@ -84,8 +102,8 @@ class Encoder:
             return ids, lengths
         return np.insert(ids, np.cumsum(lengths), end_id), lengths + 1
 
-    def _look_up(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
-        words = [WORDS.findall(text) for text in texts]
+    def _look_up(self, texts: list[str], pattern: re.Pattern[str]) -> tuple[np.ndarray, np.ndarray]:
+        words = [pattern.findall(text) for text in texts]
         counts = np.fromiter(map(len, words), np.int64, len(words))
         ids, ends = self._memo.ids(itertools.chain.from_iterable(words), int(counts.sum()), self._by_library)
         return ids, np.diff(ends[np.cumsum(counts)], prepend=0)
@@ -188,26 +206,32 @@ def _twin(tokenizer: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
     return twin
 
 
-def keeps_words_apart(tokenizer: dict[str, Any], special_names: Collection[str]) -> bool:
-    """Whether the ids of a text are those of its ``WORDS``, one after the other, by the tokenizer's own rules."""
+def word_pattern(tokenizer: dict[str, Any], special_names: Collection[str]) -> re.Pattern[str] | None:
+    """What finds words whose ids, one after the other, are those of the text by the tokenizer's own rules.
+
+    None where its rules promise no such thing.
+    """
     if any(added["content"] not in special_names for added in _added(tokenizer)):
-        return False  # matched in raw text, perhaps across white space
+        return None  # matched in raw text, perhaps across white space
     if tokenizer["model"]["type"] not in ("BPE", "WordPiece", "WordLevel"):
-        return False
+        return None
     normalizers = {step["type"] for step in _sequence(tokenizer.get("normalizer"), "normalizers")}
     steps = _sequence(tokenizer.get("pre_tokenizer"), "pretokenizers")
     kinds = [step["type"] for step in steps]
     if kinds in (["BertPreTokenizer"], ["Whitespace"]):
-        return normalizers <= {"NFC", "NFD", "Lowercase", "StripAccents", "BertNormalizer"}
+        known = normalizers <= {"NFC", "NFD", "Lowercase", "StripAccents", "BertNormalizer"}
+        return SURE_SPACE if known else None
     if not normalizers <= {"NFC", "NFD", "Lowercase"}:
-        return False  # a character that vanishes would join two runs of white space
+        return None  # a character that vanishes would join two runs of white space
     if kinds == ["ByteLevel"]:
-        return steps[0].get("use_regex", True) and not steps[0]["add_prefix_space"]
-    if kinds == ["Split", "ByteLevel"]:
+        apart = steps[0].get("use_regex", True) and not steps[0]["add_prefix_space"]
+    elif kinds == ["Split", "ByteLevel"]:
         split, to_bytes = steps
         known = split["pattern"].get("Regex") in (GPT2_SPLIT, CAPPED_SPLIT) and split["behavior"] == "Isolated"
-        return known and not (split["invert"] or to_bytes["use_regex"] or to_bytes["add_prefix_space"])
-    return False
+        apart = known and not (split["invert"] or to_bytes["use_regex"] or to_bytes["add_prefix_space"])
+    else:
+        apart = False
+    return ANY_SPACE if apart else None
 
 
 def _sequence(step: dict[str, Any] | None, inside: str) -> list[dict[str, Any]]:
