@@ -1,0 +1,123 @@
+"""``latemask plan``: from text and GPU-hours to a recipe, a size, steps and a batch. Computed from rules, not measured.
+
+1. Tokens that the budget pays for: GPU-hours x peak x MFU / plain FLOPs per token.
+2. At most 40 passes over the text, as BERT made. Budget for more is left over.
+3. The largest size that gets 40 tokens for each parameter of its blocks: what 24hBERT gives a large model (23,000 steps
+   of 4,096 rows of 128 tokens). Where not even ``small`` does, ``tiny`` is taken.
+4. MAE-LM: published with a higher GLUE than MLM at equal steps (86.1 against 85.2, base), and as reaching its MNLI in
+   about 40 % of the time. 3ML_self is the cheapest of the three per token and stands beside it.
+5. The recipe's batch, halved while it would leave fewer than 20,000 steps, but not below 128 rows; the learning rate
+   falls with the square root of the batch, as Adam's noise asks. The warm-up keeps its share of the run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from latemask import console
+from latemask.cards import card
+from latemask.config import Run, replace
+from latemask.counts import flops_per_token, parameters
+from latemask.errors import Refusal
+from latemask.recipes import SIZES, Size, mae_lm, mlm, three_ml_self
+from latemask.study.cost import cost, gpu_hours, training_tokens
+
+MOST_EPOCHS = 40
+TOKENS_PER_PARAMETER = 40
+FEWEST_STEPS = 20_000
+FEWEST_ROWS = 128
+
+
+@dataclass
+class PlanOptions:
+    """The recipe, size, steps and batch for your text and GPUs; computed from documented rules, nothing is run."""
+
+    tokens: float
+    """Tokens of your text, as `latemask prepare` counts them; 1 GB of English is about 0.25e9."""
+    gpu_hours: float
+    """Hours of all cards together."""
+    kind: str = "H100"
+    """Kind of card."""
+    mfu: float = 0.4
+    """Share of the peak that is reached, counted on the plain objective."""
+
+    def __post_init__(self) -> None:
+        for name, number in (("--tokens", self.tokens), ("--gpu-hours", self.gpu_hours)):
+            if not number > 0:
+                raise Refusal(name, f"{number:g}", "more than 0")
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a budget does for one run."""
+
+    run: Run
+    """With its steps, batch and learning rate set."""
+    tokens: float
+    """Seen in training, visible and masked."""
+    epochs: float
+    tokens_per_parameter: float
+    """Over the parameters of the encoder's blocks."""
+    hours: float
+    """GPU-hours used."""
+
+    @property
+    def is_enough(self) -> bool:
+        return self.tokens_per_parameter >= TOKENS_PER_PARAMETER
+
+
+def reach(recipe: Run, options: PlanOptions) -> Reach:
+    """Rules 1, 2 and 5 for a recipe. Raises ``Refusal`` for an unknown card or an MFU outside 0..1."""
+    kind, row_tokens = card(options.kind), recipe.shape.row_tokens
+    flops = flops_per_token(recipe).plain
+    paid_for = options.gpu_hours / gpu_hours(flops, kind, options.mfu)
+    seen = min(paid_for, MOST_EPOCHS * options.tokens)
+    rows = recipe.training.batch_rows
+    while seen < FEWEST_STEPS * rows * row_tokens and rows // 2 >= FEWEST_ROWS:
+        rows //= 2
+    steps = max(1, int(seen / (rows * row_tokens)))
+    learning_rate = recipe.training.learning_rate * (rows / recipe.training.batch_rows) ** 0.5
+    run = replace(recipe, {"training.steps": steps, "training.batch_rows": rows,
+                           "training.learning_rate": float(f"{learning_rate:.2g}")})  # fmt: skip
+    tokens = training_tokens(run)
+    shape = recipe.shape
+    blocks = parameters(recipe).kept - (shape.padded_vocabulary + shape.row_tokens) * shape.width
+    hours = gpu_hours(flops * tokens, kind, options.mfu)
+    return Reach(run, tokens, tokens / options.tokens, tokens / blocks, hours)
+
+
+def plan(options: PlanOptions) -> Reach:
+    """The recommended run: rules 3 and 4."""
+    reached = [reach(mae_lm(size), options) for size in SIZES]
+    return next((one for one in reversed(reached) if one.is_enough), reached[0])
+
+
+def run_plan(options: PlanOptions) -> None:
+    """Print the recommendation, the sizes that were weighed, and the other systems at the chosen size."""
+    chosen = plan(options)
+    size: Size = next(size for size in SIZES if mae_lm(size).recipe == chosen.run.recipe)
+    weighed = [reach(mae_lm(each), options) for each in SIZES]
+    others = [reach(system(size), options) for system in (mlm, three_ml_self)]
+    rows = [
+        (one.run.recipe, "<- recommended" if one.run == chosen.run else "", f"{one.tokens:.3g}", f"{one.epochs:.3g}",
+         f"{one.tokens_per_parameter:.3g}", f"{one.hours:.3g}")
+        for one in [*weighed, *others]
+    ]  # fmt: skip
+    budget = f"{options.gpu_hours:g} {card(options.kind).name}-hours at an MFU of {options.mfu:g}"
+    columns = ("recipe", "", "tokens seen", "epochs", "tokens per parameter", "GPU-hours")
+    console.table(f"{options.tokens:.3g} tokens of text, {budget}", columns, rows)
+    training = chosen.run.training
+    if not chosen.is_enough:
+        console.say(
+            f"Fewer than {TOKENS_PER_PARAMETER} tokens per parameter at every size: more text or hours would help"
+        )
+    if chosen.hours < 0.95 * options.gpu_hours:
+        console.say(f"The text is what limits: {MOST_EPOCHS} passes over it take {chosen.hours:.3g} of your hours")
+    fits = cost(chosen.run, kind=options.kind, cards=1, mfu=options.mfu).rows_that_fit
+    console.say(f"Rows at once on one card: about {fits} (estimate); the batch is gathered from as many as it takes")
+    console.say(
+        f"latemask pretrain {chosen.run.recipe} --data data/en --out runs/{chosen.run.recipe} "
+        f"--training.steps {training.steps} --training.batch-rows {training.batch_rows} "
+        f"--training.learning-rate {training.learning_rate:g}"
+    )
+    console.say("Computed from rules (`latemask plan --help`, latemask.study.plan), not measured.")

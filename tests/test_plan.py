@@ -1,0 +1,72 @@
+"""Plans: within the budget, within the text, growing with both; the numbers are those of ``latemask cost``."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latemask.config import replace
+from latemask.errors import Refusal
+from latemask.recipes import SIZES, recipe
+from latemask.study.cost import cost
+from latemask.study.plan import FEWEST_ROWS, FEWEST_STEPS, MOST_EPOCHS, PlanOptions, plan, reach, run_plan
+
+ORDER = {f"mae_lm_{size}": number for number, size in enumerate(SIZES)}
+
+
+@given(tokens=st.floats(6, 12), hours=st.floats(-1, 5), kind=st.sampled_from(["H100", "L4", "RTX 4090"]))
+def test_plans_keep_to_hours_and_text(tokens, hours, kind):
+    options = PlanOptions(10**tokens, 10**hours, kind)
+    chosen = plan(options)
+    training = chosen.run.training
+    own = recipe(chosen.run.recipe).training
+    one_step = training.batch_rows * chosen.run.shape.row_tokens
+    assert chosen.hours <= options.gpu_hours * (1 + 1e-9) or training.steps == 1
+    assert chosen.epochs <= MOST_EPOCHS * (1 + 1e-9) or training.steps == 1
+    assert training.steps >= FEWEST_STEPS or training.batch_rows < 2 * FEWEST_ROWS
+    left = min(options.gpu_hours * chosen.tokens / chosen.hours, MOST_EPOCHS * options.tokens) - chosen.tokens
+    assert left < one_step * (1 + 1e-6)
+    assert training.batch_rows <= own.batch_rows
+    ratio = training.learning_rate / own.learning_rate
+    assert ratio == pytest.approx((training.batch_rows / own.batch_rows) ** 0.5, rel=0.05)
+    larger = [size for size in SIZES if ORDER[f"mae_lm_{size}"] > ORDER[chosen.run.recipe]]
+    assert not any(reach(recipe(f"mae_lm_{size}"), options).is_enough for size in larger)
+
+
+@given(tokens=st.floats(6, 12), hours=st.floats(-1, 4), more=st.floats(1, 100))
+def test_more_of_either_never_shrinks_the_model(tokens, hours, more):
+    here = ORDER[plan(PlanOptions(10**tokens, 10**hours)).run.recipe]
+    assert here <= ORDER[plan(PlanOptions(10**tokens * more, 10**hours)).run.recipe]
+    assert here <= ORDER[plan(PlanOptions(10**tokens, 10**hours * more)).run.recipe]
+
+
+def test_hours_are_those_of_cost():
+    chosen = plan(PlanOptions(2e9, 40))
+    assert chosen.hours == pytest.approx(cost(chosen.run, kind="H100", cards=1, mfu=0.4).gpu_hours)
+    assert cost(replace(chosen.run, {"training.steps": chosen.run.training.steps + 1}), cards=1).gpu_hours > 40
+
+
+def test_what_is_printed_can_be_typed(capsys):
+    run_plan(PlanOptions(2e9, 40))
+    said = capsys.readouterr().out
+    command = next(line for line in said.splitlines() if line.startswith("latemask pretrain"))
+    chosen = plan(PlanOptions(2e9, 40)).run
+    words = command.split()
+    assert words[2] == chosen.recipe
+    assert int(words[words.index("--training.steps") + 1]) == chosen.training.steps
+    assert float(words[words.index("--training.learning-rate") + 1]) == chosen.training.learning_rate
+    assert "not measured" in said
+    run_plan(PlanOptions(1e6, 1000))
+    assert "The text is what limits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("where", "given"),
+    [("--tokens", {"tokens": 0}), ("--gpu-hours", {"gpu_hours": -1}), ("--kind", {"kind": "abacus"}),
+     ("--mfu", {"mfu": 2})],
+)  # fmt: skip
+def test_bad_options_are_refused_by_name(where, given):
+    with pytest.raises(Refusal) as refused:
+        plan(PlanOptions(**({"tokens": 1e9, "gpu_hours": 1} | given)))
+    assert refused.value.where == where
