@@ -64,10 +64,10 @@ def test_an_isolated_document_equals_the_document_alone():
 
 
 @pytest.mark.parametrize("left", [False, True])
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize(("norm", "isolates"), [("post", False), ("pre", True)])
 @pytest.mark.parametrize("positions", POSITIONS)
-def test_a_padded_row_equals_the_reference_of_the_row_alone(positions, norm, left):
-    run = small("mlm", positions=positions, norm=norm)
+def test_a_padded_row_equals_the_reference_of_the_row_alone(positions, norm, isolates, left):
+    run = small("mlm", positions=positions, norm=norm, isolate_documents=isolates)
     encoder = pretrainer_of(run).encoder
     ids, real = ragged([1, 36, 7, 0, 20], left)
     hidden = encoder(ids, real)

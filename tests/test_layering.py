@@ -46,8 +46,11 @@ def test_imports_go_one_way():
     assert "3 kept, 0 broken" in linted.stdout
 
 
-@pytest.mark.parametrize("module", ["latemask", "latemask.recipes", "latemask.counts", "latemask.text.store",
-                                    "latemask.report.plots", "latemask.__main__"])  # fmt: skip
+TORCHLESS = ["latemask", "latemask.recipes", "latemask.counts", "latemask.cards", "latemask.text.store",
+             "latemask.report.plots", "latemask.report.page", "latemask.__main__"]  # fmt: skip
+
+
+@pytest.mark.parametrize("module", TORCHLESS)
 def test_words_text_and_report_start_without_torch(module):
     program = f"import sys, {module}; print([name for name in ('torch', 'transformers') if name in sys.modules])"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
