@@ -333,9 +333,8 @@ def test_one_line_without_spaces_of_20_mb(tokenizer, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", ["documents", "one line", "one JSON line"])
-def test_memory_is_bounded(tokenizer, tmp_path, shape):
-    """2 GB of documents, or one line of 1 GB, in 4 GB of address space for each process."""
-    tokenizer.save(tmp_path / "tok")
+def test_memory_is_bounded(tmp_path, shape):
+    """2 GB of documents, or one line of 1 GB: both commands, in 4 GB of address space for each process."""
     words = " ".join(
         random.Random(0).choices(
             ["the", "quick", "brown", "fox", "jumps", "over", "lazy", "dogs", "and", "other", "animals"], k=180
@@ -353,9 +352,11 @@ def test_memory_is_bounded(tokenizer, tmp_path, shape):
     code = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))\n"
         "from latemask.text.prepare import *\n"
+        "from latemask.text.tokenizer import *\n"
         "if __name__ == '__main__':\n"
-        f"    run_prepare(PrepareOptions(files=('in',), tokenizer='tok', out='out', workers=2, invalid='skip',\n"
-        f"        format={'jsonl' if shape == 'one JSON line' else 'text'!r}))\n"
+        f"    how = dict(files=('in',), invalid='skip', format={'jsonl' if shape == 'one JSON line' else 'text'!r})\n"
+        "    run_tokenizer(TokenizerOptions(out='tok', vocab_size=1000, **how))\n"
+        "    run_prepare(PrepareOptions(tokenizer='tok', out='out', workers=2, **how))\n"
     )
     (tmp_path / "run.py").write_text(code)
     subprocess.run([sys.executable, "run.py"], cwd=tmp_path, check=True)

@@ -273,6 +273,20 @@ def test_ids_anywhere_and_roles_by_name():
     assert tokenizer.encode_batch(["MKXV"])[0].tolist() == [20, 15, 3, 7]
 
 
+def test_characters_that_would_vanish_are_warned_of(tmp_path, capsys):
+    for kind in ("gpt2", "bpe without pre-tokens"):
+        library(kind).save(str(tmp_path / "tokenizer.json"))
+        load_tokenizer(tmp_path)
+        assert not capsys.readouterr().err
+    made = library("bpe without pre-tokens")
+    made.model.unk_token = None
+    made.save(str(tmp_path / "tokenizer.json"))
+    assert len(load_tokenizer(tmp_path).encode_batch(["日"])[0]) < len(
+        library("bpe without pre-tokens").encode("日").ids
+    )
+    assert "without unk_token: characters outside its alphabet vanish" in capsys.readouterr().err
+
+
 def test_what_cannot_be_loaded(tmp_path, trained):
     with pytest.raises(Refusal, match=r"no tokenizer.json.*latemask tokenizer"):
         load_tokenizer(tmp_path)

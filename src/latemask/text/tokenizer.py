@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import shlex
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from latemask.text.blocks import Reading, blocks, estimated_text_bytes
 from latemask.text.corpus import Counts, read_block, refuse_without_text
 from latemask.text.files import find
 from latemask.text.output import check_free
+from latemask.writing import write_whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,19 +126,7 @@ class Tokenizer:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``tokenizer.json`` into ``folder``, aside and renamed."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(prefix=".tokenizer-", dir=folder)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.library.to_str(pretty=True))
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(aside, 0o644)
-            os.replace(aside, folder / FILE)
-        except BaseException:
-            os.unlink(aside)
-            raise
+        write_whole(Path(folder) / FILE, self.library.to_str(pretty=True))
 
 
 def fingerprint(library: tokenizers.Tokenizer) -> str:
@@ -175,7 +163,17 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         library = tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises Exception itself
         raise Refusal(file, f"a file that tokenizers cannot read ({error})", "a tokenizer.json") from error
-    return Tokenizer(library, str(file))
+    tokenizer = Tokenizer(library, str(file))
+    if _loses_characters(json.loads(library.to_str())):
+        warn(f"{file}: a BPE without unk_token: characters outside its alphabet vanish without a trace")
+    return tokenizer
+
+
+def _loses_characters(whole: dict[str, Any]) -> bool:
+    model = whole["model"]
+    if model["type"] != "BPE" or model["unk_token"] is not None or model["byte_fallback"]:
+        return False
+    return "ByteLevel" not in json.dumps([whole["normalizer"], whole["pre_tokenizer"]])
 
 
 def untrained(cased: bool) -> tokenizers.Tokenizer:

@@ -1,0 +1,101 @@
+"""What a person sees: text as it is, numbers to the right, and plain lines where nobody watches a terminal."""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+
+import pytest
+
+from latemask import console
+
+
+class Terminal(io.StringIO):
+    """A terminal of 80 columns."""
+
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def on_terminal(monkeypatch):
+    """Runs something on a terminal, and gives what it shows without colours and movements."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def shown(act) -> str:
+        made = Terminal()
+        with monkeypatch.context() as patch:  # inside the test: pytest sets both streams when it begins
+            patch.setattr(sys, "stdout", made)
+            patch.setattr(sys, "stderr", made)
+            act()
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", made.getvalue())
+
+    return shown
+
+
+def test_table_in_a_log_is_plain_unwrapped_and_literal(capsys):
+    long = "a/very/long/" * 30 + "[MASK].txt"
+    console.table(
+        "Counts of [bold]", ("file", "tokens", "loss", "note"), [(long, 1234567, 2.5, "x"), ("[/b]", 5, 12345.0, None)]
+    )
+    out = capsys.readouterr().out
+    assert "Counts of [bold]" in out
+    assert "\x1b" not in out
+    (row,) = (line for line in out.splitlines() if "1,234,567" in line)
+    assert long in row
+    (other,) = (line for line in out.splitlines() if "[/b]" in line)
+    assert "12,345" in other
+    assert row.index("1,234,567") + len("1,234,567") == other.rindex(" 5 ") + 2  # numbers end in the same column
+
+
+def test_an_empty_table_is_its_head(capsys):
+    console.table("Nothing", ("a", "b"), [])
+    assert re.search(r"a +b", capsys.readouterr().out)
+
+
+def test_table_on_a_terminal_fits_it(on_terminal):
+    shown = on_terminal(lambda: console.table("Wide", ("file", "n"), [("x" * 200, 1)]))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.count("x") == 200
+
+
+def test_warnings_on_a_terminal_do_not_read_markup(on_terminal):
+    assert "[MASK] is [red]text[/red]" in on_terminal(lambda: console.warn("[MASK] is [red]text[/red]"))
+
+
+def test_say_and_warn_in_a_log(capsys):
+    console.say("[MASK] done")
+    console.warn("[/oops]")
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("[MASK] done\n", "warning: [/oops]\n")
+
+
+def test_progress_in_a_log_is_a_line_now_and_then(capsys, monkeypatch):
+    clock = iter(range(0, 1000, 4))
+    monkeypatch.setattr(console.time, "monotonic", lambda: next(clock))
+    with console.progress("reading", 100, "MB") as advance:
+        for _ in range(10):
+            advance(10)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "reading: 30/100 MB, 2.5 MB/s, 28 s left"
+    assert len(lines) == 3
+    with console.progress("reading", None, "MB") as advance:
+        for _ in range(4):
+            advance(10)
+    assert capsys.readouterr().err.splitlines() == ["reading: 30 MB, 2.5 MB/s"]
+
+
+def test_progress_on_a_terminal_shows_rate_and_time(on_terminal):
+    def act() -> None:
+        with console.progress("reading [MASK]", 100, "MB") as advance:
+            advance(50)
+            advance(50)
+
+    shown = on_terminal(act)
+    assert "reading [MASK]" in shown
+    assert re.search(r"100/100 MB, [\d,.e+]+ MB/s", shown)
+    assert "left" in shown
