@@ -69,7 +69,8 @@ _HUB_DEV = {"train": "train", "dev": "validation"}
 def _glue(name: str, folder: str, title: str, texts: tuple[str, ...], rows: tuple[int, int], **rest: object) -> Task:
     facts: dict[str, object] = {
         "kind": "classification", "label": "label", "metrics": ("accuracy",), "files": _DEV,
-        "hub": ("nyu-mll/glue", name), "hub_splits": _HUB_DEV, "official_rows": dict(zip(("train", "dev"), rows, strict=True)),
+        "hub": ("nyu-mll/glue", name), "hub_splits": _HUB_DEV,
+        "official_rows": dict(zip(("train", "dev"), rows, strict=True)),
     }  # fmt: skip
     return Task(name=name, folder=folder, title=title, texts=texts, **(facts | rest))  # type: ignore[arg-type]
 

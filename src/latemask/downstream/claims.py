@@ -1,0 +1,164 @@
+"""A folder is the queue: one JSON for each point that is done, one claim for each that somebody is at. No torch.
+
+Any number of processes, on any machines that share the folder, take points from it; each is done once. A claim is a
+file made with O_EXCL, ``NAME.claim-0``. Its owner touches it every 20 seconds; where that has stopped for five minutes,
+or the owner is known to be dead (same machine, same process namespace), the next claim ``NAME.claim-1`` may be made: of
+all who see the stale one, one makes it. A result is written aside, synced and renamed; then its claims are deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from latemask.errors import Refusal
+
+TOUCH_EVERY_SECONDS = 20.0
+STALE_AFTER_SECONDS = 300.0
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` under its final name, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".partial", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(aside)
+        raise
+
+
+def read_results(folder: Path, kind: str = "finetune") -> list[dict[str, Any]]:
+    """Every result of ``kind`` in the folder, by file name. Raises ``Refusal`` for a JSON file that is none."""
+    results = []
+    for path in sorted(folder.glob("*.json")):
+        try:
+            value = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise Refusal(path, f"an unreadable file ({type(error).__name__})", "a result in JSON") from None
+        if isinstance(value, dict) and value.get("kind") == kind:
+            results.append(value)
+    return results
+
+
+def is_done(folder: Path, name: str) -> bool:
+    return (folder / f"{name}.json").is_file()
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, name: str) -> Iterator[bool]:
+    """Whether this process has the point to itself now; False: it is done, or somebody else is at it.
+
+    The claim is kept alive while the block runs, and given up at its end, whatever ends it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    claim = None if is_done(folder, name) else _take(folder, name)
+    if claim is not None and is_done(folder, name):  # done between the two looks
+        claim.unlink(missing_ok=True)
+        claim = None
+    if claim is None:
+        yield False
+        return
+    stop = threading.Event()
+    toucher = threading.Thread(target=_keep_touching, args=(claim, stop), daemon=True)
+    toucher.start()
+    try:
+        yield True
+    finally:
+        stop.set()
+        toucher.join()
+        done = is_done(folder, name)
+        for held in _claims(folder, name) if done else [claim]:
+            held.unlink(missing_ok=True)
+
+
+def being_done(folder: Path, name: str) -> bool:
+    """Whether somebody who is alive is at this point."""
+    claims = _claims(folder, name)
+    return bool(claims) and not _is_stale(claims[-1])
+
+
+def _claims(folder: Path, name: str) -> list[Path]:
+    found = [(int(match[1]), path) for path in folder.glob(f"{_escaped(name)}.claim-*")
+             if (match := re.fullmatch(r".*\.claim-(\d+)", path.name))]  # fmt: skip
+    return [path for _, path in sorted(found)]
+
+
+def _escaped(name: str) -> str:
+    return re.sub(r"([*?\[])", r"[\1]", name)
+
+
+def _take(folder: Path, name: str) -> Path | None:
+    claims = _claims(folder, name)
+    if claims and not _is_stale(claims[-1]):
+        return None
+    number = int(claims[-1].name.rpartition("-")[2]) + 1 if claims else 0
+    path = folder / f"{name}.claim-{number}"
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+    except FileExistsError:
+        return None
+    with os.fdopen(handle, "w") as file:
+        json.dump(_identity(os.getpid()), file)
+    return path
+
+
+def _is_stale(claim: Path) -> bool:
+    try:
+        untouched = _now(claim.parent) - claim.stat().st_mtime
+        owner = json.loads(claim.read_text() or "{}")
+    except FileNotFoundError:
+        return False  # just given up: whoever asks again will find it free
+    except ValueError:
+        owner = {}
+    if untouched > STALE_AFTER_SECONDS:
+        return True
+    if not owner or owner.get("machine") != _machine():
+        return False
+    return _identity(int(owner["process"])) != owner
+
+
+def _now(folder: Path) -> float:
+    """The time of the file system, which is what claims are dated by, also where machines' clocks differ."""
+    with tempfile.NamedTemporaryFile(prefix=".clock-", dir=folder) as probe:
+        probe.write(b"0")
+        probe.flush()
+        return os.stat(probe.name).st_mtime
+
+
+def _identity(process: int) -> dict[str, Any]:
+    """Who owns a claim: the machine, the process, and when that process began (numbers of processes come again)."""
+    began = ""
+    with contextlib.suppress(OSError, IndexError):
+        began = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+    return {"machine": _machine(), "host": socket.gethostname(), "process": process, "began": began}
+
+
+def _machine() -> str:
+    """Boot and process namespace; "" where the system does not tell (then only the clock makes a claim stale)."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    except OSError:
+        return f"unknown {socket.gethostname()} {os.getpid()}"
+
+
+def _keep_touching(claim: Path, stop: threading.Event) -> None:
+    while not stop.wait(TOUCH_EVERY_SECONDS):
+        with contextlib.suppress(OSError):
+            os.utime(claim)

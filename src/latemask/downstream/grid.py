@@ -1,0 +1,140 @@
+"""Which points are run: Tables 5 and 6 of MAE-LM as data, one sane point a task, and what a folder of results says."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import itertools
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from latemask.downstream.settings import Settings
+from latemask.downstream.tasks import Task
+
+Size = Literal["base", "large"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Every combination is a point."""
+
+    epochs: tuple[int, ...]
+    learning_rates: tuple[float, ...]
+    batch_rows: tuple[int, ...]
+    warmup_shares: tuple[float, ...]
+
+    def points(self) -> Iterator[dict[str, Any]]:
+        names = ("epochs", "learning_rate", "batch_rows", "warmup_share")
+        for values in itertools.product(self.epochs, self.learning_rates, self.batch_rows, self.warmup_shares):
+            yield dict(zip(names, values, strict=True))
+
+
+SMALL_TASKS = ("cola", "rte", "mrpc", "stsb")
+LARGE_TASKS = ("mnli", "qqp", "qnli", "sst2")
+
+PAPER: dict[tuple[str, Size], Grid] = {
+    ("small", "base"): Grid((2, 3, 5, 10), (2e-5, 3e-5, 4e-5, 5e-5), (16, 32), (0.06, 0.10)),
+    ("small", "large"): Grid((2, 3, 5, 10), (7e-6, 1e-5, 2e-5, 3e-5), (16, 32), (0.06, 0.10)),
+    ("large", "base"): Grid((2, 3, 5), (1e-5, 2e-5, 3e-5, 4e-5), (32,), (0.06,)),
+    ("large", "large"): Grid((2, 3, 5), (5e-6, 7e-6, 1e-5, 2e-5), (32,), (0.06,)),
+    ("squad", "base"): Grid((2, 3), (2e-5, 3e-5, 4e-5, 5e-5), (16, 32), (0.06, 0.10)),
+    ("squad", "large"): Grid((2, 3), (7e-6, 1e-5, 2e-5, 3e-5), (16, 32), (0.06, 0.10)),
+}
+"""MAE-LM Table 5 (GLUE's small and large tasks) and Table 6 (SQuAD 2.0); "large" is the paper's large++."""
+
+QUICK: dict[tuple[str, Size], Grid] = {
+    ("small", "base"): Grid((10,), (3e-5,), (16,), (0.06,)),
+    ("small", "large"): Grid((10,), (1e-5,), (16,), (0.06,)),
+    ("large", "base"): Grid((3,), (2e-5,), (32,), (0.06,)),
+    ("large", "large"): Grid((3,), (1e-5,), (32,), (0.06,)),
+    ("squad", "base"): Grid((3,), (3e-5,), (32,), (0.06,)),
+    ("squad", "large"): Grid((3,), (1e-5,), (32,), (0.06,)),
+}
+"""One point out of the paper's grid for each kind of task."""
+
+LARGE_FROM_WIDTH = 1024
+"""Encoders this wide take the large++ columns."""
+
+
+def space_of(task: Task) -> str:
+    """Which column of Tables 5 and 6 a task is searched in; tasks of the user's own as the small ones."""
+    return "squad" if task.kind == "span" else "large" if task.name in LARGE_TASKS else "small"
+
+
+def points_of(
+    task: Task, grid: Literal["paper", "quick"], size: Size, base: Settings, fixed: Mapping[str, Any], seeds: int
+) -> list[Settings]:
+    """The settings of every point: the grid's, but ``fixed`` where given, each with ``seeds`` seeds from ``base.seed``
+    on. Points that come out equal are one."""
+    table = PAPER if grid == "paper" else QUICK
+    points = [
+        dataclasses.replace(base, **(point | dict(fixed)), seed=base.seed + seed)
+        for point in table[space_of(task), size].points()
+        for seed in range(seeds)
+    ]
+    return list(dict.fromkeys(points))
+
+
+def point_name(task: Task, settings: Settings, identity: Mapping[str, Any]) -> str:
+    """File name of a point, without ending: what a person looks for, and a hash of all settings and ``identity`` (the
+    fingerprints of model and data)."""
+    whole = json.dumps({"task": task.name, "settings": settings.to_dict(), **identity}, sort_keys=True)
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:8]
+    return (f"{task.name}-e{settings.epochs}-lr{settings.learning_rate:g}-b{settings.batch_rows}"
+            f"-w{settings.warmup_share:g}-s{settings.seed}-{digest}")  # fmt: skip
+
+
+def summarize(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One entry for each model and task: its best setting by the median over seeds, with all that stands beside it.
+
+    Keys: model, task, title, metric, subset, settings (of the best point), seeds {seed: score}, median, spread (min,
+    max, deviation), scores (split -> metric -> median), majority, degenerate (how many of the seeds), points (settings
+    tried), runs, seconds. A setting with fewer seeds than the most any has is not chosen.
+    """
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for result in results:
+        data = json.dumps({split: facts["fingerprint"] for split, facts in result["data"].items()}, sort_keys=True)
+        groups[result["model"]["weights"], result["task"], data].append(result)
+    return [_summary(group) for _, group in sorted(groups.items(), key=lambda item: item[0])]
+
+
+def _summary(group: list[Mapping[str, Any]]) -> dict[str, Any]:
+    by_setting: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for result in group:
+        by_setting[json.dumps({**result["settings"], "seed": None}, sort_keys=True)].append(result)
+    most_seeds = max(map(len, by_setting.values()))
+    full = [runs for runs in by_setting.values() if len(runs) == most_seeds]
+    best = max(full, key=lambda runs: statistics.median(run["score"] for run in runs))
+    scores = [run["score"] for run in best]
+    first = best[0]
+    medians = {
+        split: {name: statistics.median(run["scores"][split][name] for run in best) for name in values}
+        for split, values in first["scores"].items()
+    }
+    return {
+        "model": first["model"],
+        "task": first["task"],
+        "title": first["title"],
+        "metric": first["metric"],
+        "subset": first["subset"],
+        "settings": {name: value for name, value in first["settings"].items() if name != "seed"},
+        "seeds": {str(run["seed"]): run["score"] for run in sorted(best, key=lambda run: run["seed"])},
+        "median": statistics.median(scores),
+        "spread": {
+            "min": min(scores),
+            "max": max(scores),
+            "deviation": statistics.stdev(scores) if scores[1:] else 0.0,
+        },
+        "scores": medians,
+        "majority": first["majority"],
+        "degenerate": sum(run["degenerate"] for run in best),
+        "points": len(by_setting),
+        "runs": len(group),
+        "seconds": sum(run["train_seconds"] for run in group),
+        "versions": first["versions"],
+        "card": first["card"],
+    }

@@ -1,0 +1,175 @@
+"""A task against one tokenizer: training rows and labels as numbers, and how a model's outputs are scored.
+
+``Problem`` is all that fine-tuning knows of a task; SQuAD has its own (``squad.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from latemask.downstream.examples import Examples
+from latemask.downstream.heads import NO_LABEL
+from latemask.downstream.inputs import Inputs
+from latemask.downstream.metrics import METRICS, span_f1
+from latemask.downstream.settings import Settings
+from latemask.downstream.tasks import Task
+
+Predict = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
+"""Rows of ids -> the model's output for each: [C], [] , [tokens, C] or [D], fp32."""
+
+
+@dataclass
+class Evaluation:
+    """Scores of every development set, and what was predicted."""
+
+    scores: dict[str, dict[str, float]]
+    """Split -> metric -> value."""
+    is_constant: bool
+    """Whether every prediction was the same."""
+    files: dict[str, Any] = field(default_factory=dict)
+    """Predictions to keep, by file name: JSON."""
+
+
+class Problem(Protocol):
+    task: Task
+    classes: int
+    train_rows: list[np.ndarray]
+    train_labels: np.ndarray
+    """As ``heads.losses`` takes them; for kind tokens one class number for each id of the rows, one after the other."""
+    facts: dict[str, Any]
+    """What a result says of the data: counts, refused rows, cut rows, subset marks."""
+
+    def evaluate(self, predict: Predict) -> Evaluation: ...
+
+    def majority(self) -> dict[str, dict[str, float]]:
+        """Scores of always answering with the commonest training label (regression: its mean)."""
+        ...
+
+
+def score_of(task: Task, scores: dict[str, dict[str, float]]) -> float:
+    """The task's score: its first metric on its first development set (MNLI: matched)."""
+    return next(iter(scores.values()))[task.metrics[0]]
+
+
+class TextProblem:
+    """Classes or numbers for texts, pairs or words."""
+
+    def __init__(self, task: Task, examples: dict[str, Examples], inputs: Inputs, settings: Settings):
+        self.task, self.inputs = task, inputs
+        self.classes = len(task.labels)
+        self.train = examples["train"].first(settings.train_rows)
+        self.dev = {split: held for split, held in examples.items() if split != "train"}
+        self.train_rows, firsts = self._rows(self.train)
+        self.centre, self.spread = 0.0, 1.0
+        if task.kind == "regression":
+            values = np.array(self.train.labels, np.float64)
+            self.centre, self.spread = float(values.mean()), float(values.std()) or 1.0
+        self.train_labels = self._numbers(self.train, self.train_rows, firsts)
+        cut = {"train": inputs.cut}
+        self.dev_rows: dict[str, tuple[list[np.ndarray], list[list[int]]]] = {}
+        for split, held in self.dev.items():
+            before = inputs.cut
+            self.dev_rows[split] = self._rows(held)
+            cut[split] = inputs.cut - before
+        splits = {"train": self.train} | self.dev
+        self.facts: dict[str, Any] = {
+            "data": {split: held.summary() | {"cut": cut[split]} for split, held in splits.items()},
+            "subset": task.subset({split: len(held) for split, held in splits.items()}),
+        }
+
+    def _rows(self, examples: Examples) -> tuple[list[np.ndarray], list[list[int]]]:
+        if self.task.kind == "tokens":
+            return self.inputs.word_rows([words for (words,) in examples.texts])
+        if self.task.kind == "similarity":
+            first, second = zip(*examples.texts, strict=True)
+            return self.inputs.rows([(text,) for text in (*first, *second)]), []
+        return self.inputs.rows(examples.texts), []
+
+    def _numbers(self, examples: Examples, rows: list[np.ndarray], firsts: list[list[int]]) -> np.ndarray:
+        kind = self.task.kind
+        if kind == "classification":
+            return np.array(examples.labels, np.int64)
+        if kind == "regression":
+            return ((np.array(examples.labels) - self.centre) / self.spread).astype(np.float32)
+        if kind == "similarity":
+            values = np.array(examples.labels, np.float32)
+            span = float(values.max() - values.min()) or 1.0
+            return (values - values.min()) / span
+        flat = np.full(sum(map(len, rows)), NO_LABEL, np.int64)
+        start = 0
+        for row, places, labels in zip(rows, firsts, examples.labels, strict=True):
+            for place, label in zip(places, labels, strict=True):
+                if place >= 0:
+                    flat[start + place] = label
+            start += len(row)
+        return flat
+
+    def predictions(self, rows: list[np.ndarray], firsts: list[list[int]], predict: Predict) -> Any:
+        """Class numbers [n] (kind tokens: a list for each sentence, words cut off as the last class), or values [n]."""
+        outputs = predict(rows)
+        kind = self.task.kind
+        if kind == "classification":
+            return np.array([output.argmax() for output in outputs])
+        if kind == "regression":
+            return np.array([float(output) for output in outputs]) * self.spread + self.centre
+        if kind == "similarity":
+            return cosines(np.stack(outputs[: len(rows) // 2]), np.stack(outputs[len(rows) // 2 :]))
+        return [[int(output[place].argmax()) if place >= 0 else self.classes - 1 for place in places]
+                for output, places in zip(outputs, firsts, strict=True)]  # fmt: skip
+
+    def evaluate(self, predict: Predict) -> Evaluation:
+        scores, constant, files = {}, [], {}
+        for split, held in self.dev.items():
+            predicted = self.predictions(*self.dev_rows[split], predict)
+            scores[split] = self._scored(predicted, held.labels)
+            flat = np.concatenate([np.asarray(item).ravel() for item in predicted])
+            constant.append(bool((flat == flat[0]).all()) and len(flat) > 1)
+            files[f"predictions-{split}.json"] = self._named(predicted)
+        return Evaluation(scores, all(constant), files)
+
+    def _named(self, predicted: Any) -> list[Any]:
+        names = self.task.labels
+        if self.task.kind == "tokens":
+            return [[names[number] for number in row] for row in predicted]
+        return [names[number] for number in predicted] if names else [float(value) for value in predicted]
+
+    def _scored(self, predicted: Any, labels: list[Any]) -> dict[str, float]:
+        if self.task.kind != "tokens":
+            return {name: METRICS[name](predicted, labels) for name in self.task.metrics}
+        flat_predicted = [number for row in predicted for number in row]
+        flat_labels = [number for row in labels for number in row]
+        names = self.task.labels
+        values = {}
+        for name in self.task.metrics:
+            if name == "span_f1":
+                values[name] = span_f1(
+                    [[names[n] for n in row] for row in predicted], [[names[n] for n in row] for row in labels]
+                )
+            else:
+                values[name] = METRICS[name](flat_predicted, flat_labels)
+        return values
+
+    def majority(self) -> dict[str, dict[str, float]]:
+        if self.task.kind in ("regression", "similarity"):
+            answer: Any = self.centre
+        else:
+            flat = self.train_labels[self.train_labels != NO_LABEL]
+            answer = int(np.bincount(flat).argmax())
+        result = {}
+        for split, held in self.dev.items():
+            constant = (
+                [[answer] * len(row) for row in held.labels] if self.task.kind == "tokens" else [answer] * len(held)
+            )
+            result[split] = self._scored(constant, held.labels)
+        return result
+
+
+def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Cosine of each pair of vectors [n, D]; 0 where one is all zeros."""
+    first, second = first.astype(np.float64), second.astype(np.float64)
+    size = np.linalg.norm(first, axis=1) * np.linalg.norm(second, axis=1)
+    return (first * second).sum(1) / np.where(size > 0, size, 1.0)

@@ -1,0 +1,235 @@
+"""`latemask finetune`: points from the queue, one after the other or in several processes; then the table."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import multiprocessing
+import os
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from latemask import console
+from latemask.downstream.claims import being_done, claimed, is_done, read_results, write_json
+from latemask.downstream.grid import LARGE_FROM_WIDTH, point_name, points_of, summarize
+from latemask.downstream.metrics import METRICS
+from latemask.downstream.options import FinetuneOptions
+from latemask.downstream.settings import Settings
+from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
+from latemask.errors import Refusal
+
+SUMMARY = "summary.json"
+SHOWN = {*METRICS, "span_f1", "exact", "best_exact", "best_f1"}
+"""Metrics that the printed table has room for."""
+
+
+def run_finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
+    """Run every point that is not done, print the table, and return its rows (``grid.summarize``).
+
+    Raises ``Refusal`` for unusable options, models or data, and, after the other points, where a process failed.
+    """
+    if options.seeds < 1 or options.parallel < 1:
+        raise Refusal("--seeds, --parallel", f"{options.seeds}, {options.parallel}", "at least 1")
+    tasks_of(options)
+    out = output_folder(options.out, options.model)
+    out.mkdir(parents=True, exist_ok=True)
+    names = _work(options, out, 0) if options.parallel == 1 else _work_in_processes(options, out)
+    unfinished = [name for name in names if not is_done(out, name)]
+    for name in unfinished:
+        console.warn(f"{name}: {'being done by another process' if being_done(out, name) else 'not done'}")
+    summary = summarize(read_results(out))
+    write_json(out / SUMMARY, {"kind": "finetune-summary", "tasks": summary})
+    print_summary(summary, out)
+    return summary
+
+
+def tasks_of(options: FinetuneOptions) -> list[Task]:
+    """The tasks that ``--task`` names, with ``--train`` and ``--dev`` in them."""
+    tasks: list[Task] = []
+    for name in options.task:
+        if name == "own":
+            if not options.train or not options.dev:
+                raise Refusal("--task own", "no --train or no --dev", "the names of both files")
+            tasks.append(own_task(options.kind, options.texts, options.label, options.train, options.dev,
+                                  metrics=options.metrics))  # fmt: skip
+        elif name == "glue":
+            tasks += GLUE.values()
+        elif name == SQUAD.name:
+            tasks.append(SQUAD)
+        elif name in GLUE:
+            tasks.append(GLUE[name])
+        else:
+            raise Refusal("--task", repr(name), f"{', '.join(GLUE)}, glue, {SQUAD.name} or own")
+    if not tasks:
+        raise Refusal("--task", "nothing", f"{', '.join(GLUE)}, glue, {SQUAD.name} or own")
+    return [_with_files(task, options) for task in tasks]
+
+
+def _with_files(task: Task, options: FinetuneOptions) -> Task:
+    if task.kind == "span" or not (options.train or options.dev):
+        return task
+    if len(task.dev_splits) > 1 and options.dev:
+        raise Refusal("--dev", f"one file for {task.name}", f"none: it has {', '.join(task.dev_splits)}")
+    given = {"train": options.train} if options.train else {}
+    if options.dev:
+        given["".join(task.dev_splits)] = options.dev
+    return dataclasses.replace(task, files={**task.files, **given})
+
+
+def output_folder(out: str, model: str) -> Path:
+    """``out``, or ``downstream`` inside the run that ``model`` is (or is a step of), or ``runs/NAME/downstream``."""
+    if out:
+        return Path(out)
+    path = Path(model)
+    if (path / "run.json").is_file():
+        return path.resolve().parent / "downstream"
+    if path.is_dir() and any(path.glob("step-*")):
+        return path / "downstream"
+    return Path("runs") / path.resolve().name / "downstream"
+
+
+def base_settings(options: FinetuneOptions) -> tuple[Settings, dict[str, Any]]:
+    """Settings that all points share, and the dimensions of the grid that the options fix."""
+    names = {field.name for field in dataclasses.fields(Settings)}
+    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    dimensions = ("epochs", "learning_rate", "batch_rows", "warmup_share")
+    fixed = {name: given.pop(name) for name in dimensions if given[name] is not None}
+    for name in dimensions:
+        given.pop(name, None)
+    return Settings(**given), fixed
+
+
+def _work_in_processes(options: FinetuneOptions, out: Path) -> list[str]:
+    context = multiprocessing.get_context("spawn")
+    workers, names = [], set()
+    for place in range(options.parallel):
+        reader, writer = context.Pipe(duplex=False)
+        worker = context.Process(target=_worker, args=(options, out, place, writer))
+        worker.start()
+        writer.close()
+        workers.append((worker, reader))
+    for worker, reader in workers:
+        with contextlib.suppress(EOFError):  # it ended without a word
+            names.update(reader.recv())
+        worker.join()
+    failed = sum(worker.exitcode != 0 for worker, _ in workers)
+    if failed:
+        found = f"{failed} of {options.parallel} processes that ended with an error (see above)"
+        raise Refusal("--parallel", found, "none", "Start again to go on")
+    return sorted(names)
+
+
+def _worker(options: FinetuneOptions, out: Path, place: int, writer: Connection) -> None:
+    try:
+        writer.send(_work(options, out, place))
+    except Refusal as refusal:
+        console.warn(str(refusal))
+        raise SystemExit(2) from None
+
+
+def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
+    """Do every point that is free. Returns the names of all points."""
+    import torch
+
+    from latemask.downstream.finetune import Bench, Model, bench_key, result_of
+    from latemask.downstream.saving import save_finetuned
+    from latemask.training.distributed import pick_device
+
+    device = pick_device(place)
+    if options.parallel > 1 and device.type == "cpu":
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.parallel))
+    model = Model.load(options.model)
+    width = int(model.encoder.shape.width)  # type: ignore[union-attr,arg-type]
+    size = ("large" if width >= LARGE_FROM_WIDTH else "base") if options.size == "auto" else options.size
+    base, fixed = base_settings(options)
+    names = []
+    for task in tasks_of(options):
+        problem, bench = make_problem(task, options, model, base), None
+        prints = {split: facts["fingerprint"] for split, facts in problem.facts["data"].items()}
+        identity = {"weights": model.facts["weights"], "tokenizer": model.facts["tokenizer"], "data": prints}
+        if problem.task.kind == "span":
+            identity["null_threshold"] = options.null_threshold
+        # Points that share a bench come one after the other.
+        points = sorted(
+            points_of(task, options.grid, size, base, fixed, options.seeds), key=lambda point: point.batch_rows
+        )
+        for settings in points:
+            name = point_name(task, settings, identity)
+            names.append(name)
+            with claimed(out, name) as is_ours:
+                if not is_ours:
+                    continue
+                if bench is None or bench.key != bench_key(settings):
+                    bench = None  # its memory goes before the next one's comes
+                    bench = Bench(model, problem, settings, device)
+                training = bench.train(settings)
+                result = result_of(model, problem, settings, training, device)
+                if options.predictions or problem.task.kind == "span":
+                    for file, value in training.evaluation.files.items():
+                        write_json(out / f"{name}.files" / file, value)
+                if options.save:
+                    save_finetuned(bench.net, model, problem, result, out / f"{name}.model")
+                write_json(out / f"{name}.json", result)
+                console.say(_line(name, result))
+    return names
+
+
+def make_problem(task: Task, options: FinetuneOptions, model: Any, settings: Settings) -> Any:
+    """Data of ``task`` against the model's tokenizer (``problem.Problem``)."""
+    from latemask.downstream.glue import read_task
+    from latemask.downstream.problem import TextProblem
+    from latemask.downstream.squad import SquadProblem, read_squad
+
+    inputs = model.inputs(settings)
+    if task.kind != "span":
+        task, examples = read_task(task, options.data)
+        return TextProblem(task, examples, inputs, settings)
+    folder = Path(options.data)
+    train = read_squad(folder / (options.train or "train-v2.0.json"))
+    dev = read_squad(folder / (options.dev or "dev-v2.0.json"))
+    return SquadProblem(train, dev, inputs, settings, options.null_threshold)
+
+
+def _line(name: str, result: dict[str, Any]) -> str:
+    flag = f"  DEGENERATE: {'; '.join(result['degenerate_because'])}" if result["degenerate"] else ""
+    return (f"{name}: {result['metric']} {result['score']:.4g} (majority "
+            f"{next(iter(result['majority'].values()))[result['metric']]:.4g}), {result['train_seconds']:.1f} s, "
+            f"{result['examples_per_second']:.0f} examples/s{flag}")  # fmt: skip
+
+
+def columns(summary: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Rows of the printed table: values as Table 1 has them, times 100."""
+    for row in summary:
+        scale = 1 if row["task"] == SQUAD.name else 100
+        settings, first = row["settings"], next(iter(row["scores"]))
+        others = {(split, name): value for split, values in row["scores"].items() for name, value in values.items()
+                  if name in SHOWN and (split, name) != (first, row["metric"])}  # fmt: skip
+        yield (
+            row["title"] + (" (subset)" if row["subset"] else ""),
+            row["metric"],
+            f"{scale * row['median']:.1f}",
+            f"{scale * row['spread']['min']:.1f} - {scale * row['spread']['max']:.1f}",
+            " ".join(f"{scale * score:.1f}" for score in row["seeds"].values()),
+            ", ".join(f"{split} {name} {scale * value:.1f}" for (split, name), value in others.items()),
+            f"{scale * row['majority'][first][row['metric']]:.1f}",
+            f"{row['degenerate']} of {len(row['seeds'])}" if row["degenerate"] else "",
+            f"{settings['epochs']} epochs, rate {settings['learning_rate']:g}, batch {settings['batch_rows']}, "
+            f"warm-up {settings['warmup_share']:g}",
+            f"{row['runs']}",
+        )
+
+
+def print_summary(summary: list[dict[str, Any]], out: Path) -> None:
+    """One row a task; a subset is marked in its name; the average of Table 1 where all eight tasks are there."""
+    heads = ("task", "metric", "median", "spread", "seeds", "other scores", "majority", "degenerate", "best", "runs")
+    for weights in dict.fromkeys(row["model"]["weights"] for row in summary):
+        rows = [row for row in summary if row["model"]["weights"] == weights]
+        console.table(f"{rows[0]['model']['folder']}, in {out}", heads, columns(rows))
+        marks = [f"{row['title']} {split}: {mark}" for row in rows for split, mark in row["subset"].items()]
+        if marks:
+            console.say(f"Subsets, not to be set beside published numbers: {'; '.join(marks)}")
+        average = glue_average({row["task"]: row["median"] for row in rows})
+        if average is not None:
+            console.say(f"GLUE average of eight tasks: {100 * average:.1f}" + (" (with subsets)" if marks else ""))

@@ -1,0 +1,167 @@
+"""A fine-tuned model on disk: one folder that latemask loads, and transformers where a stock class has the same head.
+
+``config.json`` and ``model.safetensors`` hold encoder and head as ``RobertaForSequenceClassification`` or
+``MPNetForSequenceClassification`` (classes and numbers), else the encoder alone; ``head.safetensors`` the head,
+``finetuned.json`` the class names (``id2label``), the task and the point's whole result.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from latemask.downstream.finetune import Model
+from latemask.downstream.heads import FineTuned
+from latemask.downstream.problem import Problem
+from latemask.downstream.tasks import Task
+from latemask.errors import Refusal
+from latemask.hf import stock
+from latemask.hf.loading import Source, TransformersEncoder
+from latemask.training import checkpoint
+
+HEAD, FACTS = "head.safetensors", "finetuned.json"
+STOCK = {"roberta": "RobertaForSequenceClassification", "mpnet": "MPNetForSequenceClassification"}
+
+
+def save_finetuned(net: FineTuned, model: Model, problem: Problem, result: dict[str, Any], out: Path) -> None:
+    """Write ``net`` to the folder ``out``, aside and renamed; one that is there is replaced."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", suffix=".partial", dir=out.parent))
+    try:
+        head = {} if net.head is None else _plain(net.head.state_dict())
+        save_file(head, aside / HEAD)
+        _write_encoder(aside, net, model, problem, head)
+        _write_tokenizer(aside, model)
+        facts = {
+            "result": result,
+            "labels": list(problem.task.labels),
+            "task": {"name": problem.task.name, "kind": problem.task.kind, "texts": list(problem.task.texts),
+                     "label": problem.task.label, "metrics": list(problem.task.metrics)},
+            "centre": getattr(problem, "centre", 0.0),
+            "spread": getattr(problem, "spread", 1.0),
+        }  # fmt: skip
+        (aside / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        aside.chmod(0o755)
+        for path in [*aside.iterdir(), aside]:
+            handle = os.open(path, os.O_RDONLY)
+            os.fsync(handle)
+            os.close(handle)
+        if out.exists():
+            old = aside.with_suffix(".old")
+            out.rename(old)
+            aside.rename(out)
+            shutil.rmtree(old)
+        else:
+            aside.rename(out)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+
+
+def load_finetuned(folder: str | Path) -> tuple[FineTuned, Model, dict[str, Any]]:
+    """Network in evaluation mode, the model it was made of, and what ``finetuned.json`` says."""
+    folder = Path(folder)
+    try:
+        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+        head = load_file(folder / HEAD)
+    except (OSError, ValueError) as error:
+        raise Refusal(
+            folder, f"no {FACTS} or {HEAD} ({type(error).__name__})", "a model saved by `latemask finetune --save`"
+        ) from None
+    model = Model.load(folder)
+    net = FineTuned(model.encoder, facts["task"]["kind"], len(facts["labels"]), 0.0, model.type_token())
+    if net.head is not None:
+        checkpoint.load_strictly(net.head, head, folder / HEAD)
+    return net.eval(), model, facts
+
+
+def task_of(facts: dict[str, Any], dev: str) -> Task:
+    """The task of a saved model, read from one development file."""
+    held = facts["task"]
+    return Task(held["name"], held["kind"], tuple(held["texts"]), held["label"], tuple(held["metrics"]),
+                files={"dev": dev}, labels=tuple(facts["labels"]))  # fmt: skip
+
+
+def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().float().cpu().clone().contiguous() for name, tensor in tensors.items()}
+
+
+def _write_encoder(folder: Path, net: FineTuned, model: Model, problem: Problem, head: dict[str, Tensor]) -> None:
+    encoder = net.encoder
+    if isinstance(encoder, TransformersEncoder):
+        config = encoder.model.config.__class__.from_dict(encoder.model.config.to_dict())
+        tensors = _plain(encoder.model.state_dict())
+        family = config.model_type if config.model_type in STOCK else ""
+        config.architectures = [type(encoder.model).__name__]
+    else:
+        source = Source.of(model.folder)
+        if source.step is None:
+            raise Refusal(model.folder, "an encoder of no run", "a run, a step folder or a Hugging Face model")
+        run = checkpoint.read_run(source.step)
+        family = stock.family(run.shape)
+        config = stock.config_of(run, family, False)
+        tensors = _plain(encoder.state_dict())
+        if family == "latemask":
+            tensors["tokens.weight"] = tensors["tokens.weight"][: run.shape.vocabulary].clone()
+            bias = encoder.relative_bias
+            if isinstance(bias, torch.nn.Module):
+                tensors["relative_bias.bucket_of"] = bias.bucket_of.detach().cpu().clone()  # type: ignore[union-attr]
+            config.architectures, family = ["LatemaskModel"], ""
+        else:
+            tensors = {
+                name: part.clone().contiguous() for name, part in stock.to_stock(tensors, run.shape, family).items()
+            }
+            config.architectures = ["RobertaModel" if family == "roberta" else "MPNetModel"]
+    if family and problem.task.kind in ("classification", "regression"):
+        tensors = {f"{family}.{name}": part for name, part in tensors.items() if not name.startswith("pooler.")}
+        renamed = {"dense": "classifier.dense", "output": "classifier.out_proj"}
+        tensors |= {f"{renamed[part]}.{leaf}": value for (part, _, leaf), value in
+                    ((name.partition("."), value) for name, value in head.items())}  # fmt: skip
+        config.architectures = [STOCK[family]]
+        config.problem_type = "regression" if problem.task.kind == "regression" else "single_label_classification"
+        if problem.task.kind == "regression":
+            config.num_labels = 1
+            spread, centre = getattr(problem, "spread", 1.0), getattr(problem, "centre", 0.0)
+            tensors["classifier.out_proj.weight"] = tensors["classifier.out_proj.weight"] * spread
+            tensors["classifier.out_proj.bias"] = tensors["classifier.out_proj.bias"] * spread + centre
+    if problem.task.labels:
+        config.id2label = dict(enumerate(problem.task.labels))
+        config.label2id = {name: number for number, name in enumerate(problem.task.labels)}
+    config.save_pretrained(folder)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _write_tokenizer(folder: Path, model: Model) -> None:
+    """``tokenizer.json`` with the frame of the rows, and what makes AutoTokenizer take it as it is."""
+    import tokenizers
+    from tokenizers import processors
+
+    tokenizer = model.tokenizer
+    library = tokenizers.Tokenizer.from_str(tokenizer.library.to_str())
+    names = tokenizer.special_names
+    bos, eos = names["bos"], names["eos"]
+    if library.post_processor is None:
+        library.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
+            single=f"{bos} $A {eos}",
+            pair=f"{bos} $A {eos} {eos} $B {eos}",
+            special_tokens=[(bos, tokenizer.specials.bos), (eos, tokenizer.specials.eos)],
+        )
+    library.no_padding()
+    library.no_truncation()
+    library.save(str(folder / "tokenizer.json"))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": model.row_tokens,
+        "bos_token": bos, "cls_token": bos, "eos_token": eos, "sep_token": eos,
+        "pad_token": names["pad"], "unk_token": names["unk"], "mask_token": names["mask"],
+        "split_special_tokens": True,
+        "clean_up_tokenization_spaces": False,
+    }  # fmt: skip
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,439 @@
+"""Fine-tuning learns, repeats itself bit for bit, continues a queue, and says when a result is worthless."""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from latemask.config import replace
+from latemask.downstream.bucketed import DeviceRows, epoch_batches, sorted_batches
+from latemask.downstream.examples import Examples
+from latemask.downstream.finetune import Bench, Model, result_of
+from latemask.downstream.heads import NO_LABEL, FineTuned, losses
+from latemask.downstream.inputs import Frame, Inputs, longest_first
+from latemask.downstream.options import FinetuneOptions
+from latemask.downstream.problem import TextProblem, cosines
+from latemask.downstream.runner import output_folder, run_finetune
+from latemask.downstream.saving import load_finetuned
+from latemask.downstream.settings import Settings
+from latemask.downstream.tasks import own_task
+from latemask.errors import Refusal
+from latemask.model.encoder import Encoder
+from latemask.recipes import recipe
+from trained import byte_level, write_run
+
+CPU = torch.device("cpu")
+TINY = {"shape.depth": 1, "shape.width": 32, "shape.heads": 2, "shape.feedforward": 64, "shape.row_tokens": 48,
+        "shape.positions": "absolute"}  # fmt: skip
+FAST = Settings(epochs=8, learning_rate=5e-3, batch_rows=8, sequence_tokens=48)
+
+
+def tiny_model(seed=0, **shape):
+    run = replace(recipe("mlm_tiny"), {**TINY, **shape})
+    tokenizer = byte_level()
+    torch.manual_seed(seed)
+    part = dataclasses.replace(run.shape, vocabulary=tokenizer.vocabulary, specials=tokenizer.specials)
+    return Model.of(Encoder(part), tokenizer, "random")
+
+
+def animals(rows, seed=0):
+    """Texts that say cat or dog, once."""
+    noise = np.random.default_rng(seed)
+    labels = noise.integers(0, 2, rows)
+    texts = [
+        ("the bird saw the " + ("dog", "cat")[label] + " and the bird" * int(noise.integers(0, 3)),) for label in labels
+    ]
+    return texts, labels.tolist()
+
+
+def problem_of(
+    model, kind="classification", texts=None, labels=None, settings=FAST, classes=("dog", "cat"), columns=("text",)
+):
+    if texts is None:
+        texts, labels = animals(96)
+    task = dataclasses.replace(own_task(kind, columns, "label", "train", "dev"), labels=classes)
+    held = {split: Examples(split, split, texts, labels, len(texts)) for split in ("train", "dev")}
+    return TextProblem(task, held, model.inputs(settings), settings)
+
+
+def test_learns_and_repeats_itself_bit_for_bit():
+    model = tiny_model()
+    problem = problem_of(model)
+    bench = Bench(model, problem, FAST, CPU)
+    first, other = bench.train(FAST), bench.train(dataclasses.replace(FAST, seed=1))
+    again = bench.train(FAST)
+    assert first.evaluation.scores["dev"]["accuracy"] > 0.95
+    assert first.history == again.history
+    assert first.history != other.history
+    fresh = Bench(tiny_model(), problem_of(tiny_model()), FAST, CPU).train(FAST)
+    assert fresh.history == first.history  # a bench that is used again changes nothing
+    result = result_of(model, problem, FAST, first, CPU)
+    assert not result["degenerate"]
+    assert result["id2label"] == {"0": "dog", "1": "cat"}
+    assert result["updates"] == 8 * 12
+    assert json.loads(json.dumps(result)) == result
+
+
+def test_equals_a_plain_loop():
+    """The same batches through torch's own AdamW, written down directly."""
+    settings = dataclasses.replace(FAST, dropout=0.0, epochs=2, clip_norm=0.5, weight_decay=0.1)
+    model = tiny_model()
+    problem = problem_of(model, settings=settings)
+    trained = Bench(model, problem, settings, CPU)
+    trained.train(settings)
+    plain = tiny_model()
+    net = FineTuned(plain.encoder, "classification", 2, 0.0)
+    net.begin(settings.seed)
+    net.train()
+    groups = [[p for p in net.parameters() if (p.ndim > 1) == decays] for decays in (True, False)]
+    optimizer = torch.optim.AdamW([{"params": groups[0]}, {"params": groups[1], "weight_decay": 0.0}], weight_decay=0.1,
+                                  betas=settings.betas, eps=settings.epsilon)  # fmt: skip
+    lengths = np.array([len(row) for row in problem.train_rows])
+    labels = torch.tensor(problem.train.labels)
+    update = 0
+    for epoch in range(2):
+        for batch in epoch_batches(lengths, settings.batch_rows, 48, settings.seed, epoch):
+            rows = batch.rows[batch.weight > 0]
+            longest = max(lengths[rows])
+            ids = torch.full((len(rows), longest), model.tokenizer.specials.pad)
+            for place, row in enumerate(rows):
+                ids[place, : lengths[row]] = torch.from_numpy(problem.train_rows[row])
+            loss = torch.nn.functional.cross_entropy(net(ids, ids != model.tokenizer.specials.pad), labels[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+            for group in optimizer.param_groups:
+                group["lr"] = settings.rate_at(update, 24)
+            optimizer.step()
+            update += 1
+    for (name, one), two in zip(trained.net.named_parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_the_learning_rate_rises_and_falls():
+    rates = [Settings(learning_rate=1.0, warmup_share=0.1).rate_at(update, 100) for update in range(100)]
+    assert rates[:10] == pytest.approx([0.1 * (n + 1) for n in range(10)])
+    assert rates[10:] == pytest.approx([(100 - n) / 90 for n in range(10, 100)])
+    assert Settings(learning_rate=1.0, warmup_share=0.0).rate_at(0, 1) == 1.0
+
+
+@pytest.mark.parametrize("rows", [1, 7, 8, 1000])
+def test_batches_hold_every_row_once_and_little_padding(rows):
+    lengths = np.random.default_rng(0).integers(5, 60, rows)
+    batches = epoch_batches(lengths, 8, 64, seed=1, epoch=0)
+    seen = np.concatenate([batch.rows[batch.weight > 0] for batch in batches])
+    assert sorted(seen) == list(range(rows))
+    assert all(len(batch.rows) == 8 and lengths[batch.rows].max() <= batch.width <= 64 for batch in batches)
+    if rows == 1000:
+        assert sum(batch.width * 8 for batch in batches) < 1.2 * lengths.sum()
+        again = epoch_batches(lengths, 8, 64, seed=1, epoch=0)
+        assert all((one.rows == two.rows).all() for one, two in zip(batches, again, strict=True))
+        assert any(
+            (one.rows != two.rows).any() for one, two in zip(batches, epoch_batches(lengths, 8, 64, 1, 1), strict=True)
+        )
+        firsts = [int(lengths[batch.rows].max()) for batch in batches[:20]]
+        assert firsts != sorted(firsts)
+    assert sorted(np.concatenate(sorted_batches(lengths, 200))) == list(range(rows))
+    assert all(len(batch) * lengths[batch].max() <= 200 for batch in sorted_batches(lengths, 200))
+
+
+def test_rows_are_gathered_on_the_device():
+    rows = [np.array([4, 5, 6]), np.array([7]), np.array([8, 9])]
+    ids, real = DeviceRows(rows, 1, CPU).gather(torch.tensor([2, 0]), 4)
+    assert ids.tolist() == [[8, 9, 1, 1], [4, 5, 6, 1]]
+    assert real.tolist() == [[True, True, False, False], [True, True, True, False]]
+
+
+def test_pairs_are_framed_and_cut_longest_first():
+    tokenizer = byte_level()
+    frame = Frame.of(tokenizer)
+    assert (frame.before, frame.between, frame.after, frame.after_single) == ((0,), (2, 2), (2,), (2,))
+    inputs = Inputs(tokenizer, 12)
+    [one, two] = tokenizer.encode_batch(["the extraordinary </s> cat saw", " dog"])
+    assert len(one) > 12
+    [row] = inputs.rows([("the extraordinary </s> cat saw", " dog")])
+    room = 12 - 4 - len(two)
+    assert row.tolist() == [0, *one[:room].tolist(), 2, 2, *two.tolist(), 2]
+    assert inputs.cut == 1
+    for first in range(12):
+        for second in range(12):
+            left, right, room = first, second, 9
+            while left + right > room:
+                left, right = (left - 1, right) if left > right else (left, right - 1)
+            assert longest_first(first, second, room) == (left, right)
+
+
+def test_words_keep_their_first_token_and_cut_words_count_as_wrong():
+    inputs = Inputs(byte_level(), 10)
+    words = ["Paris", "is", "extraordinarily", "big"]
+    [row], [places] = inputs.word_rows([words])
+    pieces = inputs.tokenizer.encode_batch(["Paris", " is", " extraordinarily", " big"])
+    assert places == [1, 1 + len(pieces[0]), 1 + len(pieces[0]) + len(pieces[1]), -1]
+    assert len(row) == 10
+    assert row[-1] == 2
+
+
+@pytest.mark.parametrize("kind", ["regression", "similarity", "tokens"])
+def test_the_other_kinds_learn(kind):
+    model = tiny_model()
+    settings = FAST
+    texts, labels = animals(96)
+    if kind == "regression":
+        problem = problem_of(model, kind, texts, [10.0 + 5 * label for label in labels], settings, ())
+    elif kind == "similarity":
+        pairs = [(text, "the cat") for (text,) in texts]
+        problem = problem_of(model, kind, pairs, [float(label) for label in labels], settings, (), ("a", "b"))
+    else:
+        sentences = [(text.split(),) for (text,) in texts]
+        tags = [["B-CAT" if word == "cat" else "O" for word in words] for (words,) in sentences]
+        classes = ("B-CAT", "O")
+        problem = problem_of(
+            model, kind, sentences, [[classes.index(tag) for tag in row] for row in tags], settings, classes
+        )
+    training = Bench(model, problem, settings, CPU).train(settings)
+    assert training.evaluation.scores["dev"][{"tokens": "span_f1"}.get(kind, "spearman")] > 0.8
+    if kind == "regression":
+        values = np.array(training.evaluation.files["predictions-dev.json"])
+        assert abs(values.mean() - np.mean(problem.train.labels)) < 1  # in the units of the labels
+    assert problem.majority()["dev"][problem.task.metrics[0]] < 0.95
+
+
+def test_losses_are_those_of_torch():
+    torch.manual_seed(0)
+    scores, labels = torch.randn(3, 5, 4), torch.randint(0, 4, (3, 5))
+    labels[0, 2:] = NO_LABEL
+    wanted = [
+        torch.nn.functional.cross_entropy(one, two, ignore_index=NO_LABEL)
+        for one, two in zip(scores, labels, strict=True)
+    ]
+    torch.testing.assert_close(losses("tokens", scores, labels), torch.stack(wanted))
+    ends = torch.tensor([[0, 3], [1, 1], [4, 4]])
+    cross = torch.nn.functional.cross_entropy
+    wanted = [(cross(one[:, 0], two[0]) + cross(one[:, 1], two[1])) / 2 for one, two in zip(scores, ends, strict=True)]
+    torch.testing.assert_close(losses("span", scores[..., :2], ends), torch.stack(wanted))
+    assert cosines(np.array([[1.0, 0.0], [0.0, 0.0]]), np.array([[1.0, 1.0], [1.0, 0.0]])) == pytest.approx(
+        [0.5**0.5, 0]
+    )
+
+
+def test_padding_and_a_filled_batch_change_nothing():
+    model = tiny_model()
+    net = FineTuned(model.encoder, "classification", 2, 0.0).eval()
+    [row] = model.inputs(FAST).rows([("the cat",)])
+    rows = DeviceRows([row], 1, CPU)
+    alone, wide = (net(*rows.gather(torch.tensor([0]), width)) for width in (len(row), len(row) + 9))
+    torch.testing.assert_close(alone, wide)
+
+
+def test_a_worthless_result_is_flagged():
+    model = tiny_model()
+    still = dataclasses.replace(FAST, epochs=1, learning_rate=1e-12)
+    texts, _ = animals(40)
+    problem = problem_of(model, texts=texts, labels=[0] * 30 + [1] * 10)
+    result = result_of(model, problem, still, Bench(model, problem, still, CPU).train(still), CPU)
+    assert result["degenerate"]
+    assert result["majority"] == {"dev": {"accuracy": 0.75, "macro_f1": pytest.approx(3 / 7)}}
+    assert result["score"] <= 0.75
+
+
+def test_updates_that_are_not_finite_are_skipped_and_counted():
+    model = tiny_model()
+    with torch.no_grad():
+        model.encoder.tokens.weight.fill_(float("nan"))
+    broken = Model.of(model.encoder, model.tokenizer, "broken")
+    problem = problem_of(broken)
+    bench = Bench(broken, problem, FAST, CPU)
+    before = [p.clone() for p in bench.net.head.parameters()]
+    for batch in epoch_batches(bench.lengths, 8, 48, 0, 0)[:3]:
+        bench.stepper.step(batch, 1.0)
+    assert int(bench.stepper.skipped) == 3
+    assert all((one == two).all() for one, two in zip(before, bench.net.head.parameters(), strict=True))
+
+
+def test_early_stopping_keeps_the_best_weights():
+    model = tiny_model()
+    settings = dataclasses.replace(FAST, epochs=30, patience=2)
+    bench = Bench(model, problem_of(model), settings, CPU)
+    training = bench.train(settings)
+    scores = [entry["scores"]["dev"]["accuracy"] for entry in training.history]
+    assert len(scores) < 30
+    assert scores.index(max(scores)) == len(scores) - 3
+    assert training.evaluation.scores["dev"]["accuracy"] == max(scores)
+    assert bench.evaluate(settings).scores == training.evaluation.scores
+
+
+def test_two_checkpoints_give_different_outputs():
+    one, two = tiny_model(0), tiny_model(1)
+    assert one.facts["weights"] != two.facts["weights"] == tiny_model(1).facts["weights"]
+    outputs = []
+    for model in (one, two):
+        net = FineTuned(model.encoder, "classification", 2, 0.0).eval()
+        net.begin(0)
+        outputs.append(net(torch.tensor([[0, 50, 2]]), torch.ones(1, 3, dtype=torch.bool)))
+    assert not torch.allclose(*outputs)
+
+
+# The command, on folders.
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("finetune")
+    run = replace(recipe("mlm_tiny"), TINY)
+    step = write_run(folder / "runs" / "x", run, byte_level())
+    for name, seed in (("train", 0), ("dev", 1)):
+        lines = [json.dumps({"text": text, "animal": ("dog", "cat")[label]})
+                 for (text,), label in zip(*animals(64, seed), strict=True)]  # fmt: skip
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    return folder, step
+
+
+def options_of(folder, out, **changes):
+    values = {
+        "model": str(folder / "runs" / "x"), "task": ("own",), "data": str(folder), "out": str(out),
+        "train": "train.jsonl", "dev": "dev.jsonl", "label": "animal", "epochs": 3, "learning_rate": 3e-3,
+        "batch_rows": 8, "warmup_share": 0.06, "seeds": 3, "sequence_tokens": 48,
+    }  # fmt: skip
+    return FinetuneOptions(**(values | changes))
+
+
+def test_the_folder_is_the_queue(folders, tmp_path, capsys):
+    folder, step = folders
+    [row] = run_finetune(options_of(folder, tmp_path, seeds=2))
+    done = {path: path.stat().st_mtime_ns for path in tmp_path.glob("own-*.json")}
+    assert len(done) == 2
+    [row] = run_finetune(options_of(folder, tmp_path))
+    assert row["runs"] == 3
+    assert len(row["seeds"]) == 3
+    assert row["median"] == sorted(row["seeds"].values())[1]
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in done.items())  # not done twice
+    assert not list(tmp_path.glob("*.claim*"))
+    result = json.loads(next(iter(done)).read_text())
+    assert result["model"]["step"] == 3
+    assert result["model"]["run"] == "x"
+    assert result["settings"]["epochs"] == 3
+    assert {"torch", "transformers", "latemask"} <= result["versions"].keys()
+    assert "median" in capsys.readouterr().out
+    assert output_folder("", str(step)) == output_folder("", str(folder / "runs" / "x")).resolve()
+    gone = next(iter(done))
+    gone.unlink()
+    run_finetune(options_of(folder, tmp_path))
+    again = json.loads(gone.read_text())
+    assert {**again, "train_seconds": 0, "examples_per_second": 0} == {
+        **result,
+        "train_seconds": 0,
+        "examples_per_second": 0,
+    }
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_queue(folders, tmp_path):
+    folder, _ = folders
+    [row] = run_finetune(options_of(folder, tmp_path, parallel=2, seeds=4, epochs=1))
+    assert row["runs"] == len(list(tmp_path.glob("own-*.json"))) == 4
+    assert not list(tmp_path.glob("*.claim*"))
+
+
+def test_a_killed_process_leaves_a_queue_that_goes_on(folders, tmp_path):
+    folder, _ = folders
+    program = f"""
+import torch
+torch.set_num_threads(1)
+from latemask.downstream.runner import run_finetune
+from latemask.downstream.options import FinetuneOptions
+run_finetune({options_of(folder, tmp_path, epochs=200)!r})
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    for _ in range(600):
+        if list(tmp_path.glob("*.claim-0")):
+            break
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    [claim] = tmp_path.glob("*.claim-0")
+    assert not list(tmp_path.glob("*.json"))
+    name = claim.name.removesuffix(".claim-0")
+    from latemask.downstream.claims import claimed
+
+    with claimed(tmp_path, name) as is_ours:  # at once: its owner is known to be dead
+        assert is_ours
+    assert [path.name for path in tmp_path.glob("*.claim*")] == [claim.name]
+
+
+@pytest.mark.parametrize("positions", ["absolute", "absolute+relative", "rotary"])
+def test_a_saved_model_predicts_the_same(folders, tmp_path, positions):
+    folder, _ = folders
+    run = replace(recipe("mlm_tiny"), {**TINY, "shape.positions": positions})
+    write_run(folder / "runs" / positions, run, byte_level())
+    options = options_of(folder, tmp_path, model=str(folder / "runs" / positions), seeds=1, save=True, predictions=True)
+    run_finetune(options)
+    [saved] = tmp_path.glob("*.model")
+    [written] = tmp_path.glob("*.files/predictions-dev.json")
+    predicted = json.loads(written.read_text())
+    rows = [json.loads(line) for line in (folder / "dev.jsonl").read_text().splitlines()]
+    net, model, facts = load_finetuned(saved)
+    ids = model.inputs(FAST).rows([(row["text"],) for row in rows])
+    ours = [
+        facts["labels"][int(net(torch.tensor(row[None]).long(), torch.ones(1, len(row)).bool()).argmax())]
+        for row in ids
+    ]
+    assert ours == predicted
+    if positions == "rotary":
+        return  # no stock class
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    theirs, tokenizer = (
+        AutoModelForSequenceClassification.from_pretrained(saved).eval(),
+        AutoTokenizer.from_pretrained(saved),
+    )
+    assert theirs.config.id2label == {0: "cat", 1: "dog"}
+    outputs = [theirs(**tokenizer(row["text"], return_tensors="pt")).logits for row in rows]
+    assert [theirs.config.id2label[int(output.argmax())] for output in outputs] == predicted
+
+
+def test_unusable_options_are_refused(folders, tmp_path):
+    folder, _ = folders
+    for changes, found in (
+        ({"task": ("xnli",)}, "'xnli'"),
+        ({"task": ()}, "nothing"),
+        ({"seeds": 0}, "at least 1"),
+        ({"label": "none"}, "'none'"),
+        ({"train": ""}, "no --train"),
+        ({"model": str(folder / "nowhere")}, "no such folder"),
+        ({"graphs": "on"}, "a CUDA GPU"),
+        ({"learning_rate": -1.0}, "learning_rate"),
+    ):
+        with pytest.raises(Refusal, match=found):
+            run_finetune(options_of(folder, tmp_path, **changes))
+    assert not list(tmp_path.glob("*.claim*"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("kind", ["classification", "tokens", "similarity"])
+def test_graphs_train_as_plain_launches_do(kind):
+    cuda, histories = torch.device("cuda"), []
+    for graphs in ("on", "off"):
+        model = tiny_model()
+        settings = dataclasses.replace(FAST, dropout=0.0, graphs=graphs, precision="fp32")
+        texts, labels = animals(90)
+        if kind == "tokens":
+            texts, labels = [(text.split(),) for (text,) in texts], [[0] * len(text.split()) for (text,) in texts]
+            labels = [[int(word == "cat") for word in words] for (words,) in texts]
+            problem = problem_of(model, kind, texts, labels, settings, ("O", "B-CAT"))
+        elif kind == "similarity":
+            pairs = [(text, "the cat") for (text,) in texts]
+            problem = problem_of(model, kind, pairs, [float(label) for label in labels], settings, (), ("a", "b"))
+        else:
+            problem = problem_of(model, texts=texts, labels=labels, settings=settings)
+        bench = Bench(model, problem, settings, cuda)
+        bench.train(dataclasses.replace(settings, seed=5))
+        bench.train(settings)
+        histories.append({name: p.detach().cpu() for name, p in bench.net.named_parameters()})
+    for name, one in histories[0].items():
+        torch.testing.assert_close(one, histories[1][name], rtol=1e-3, atol=1e-4, msg=name)
