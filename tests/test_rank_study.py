@@ -26,6 +26,7 @@ from latemask.study.rank_study import Moments, moments, rank_study, ranks
 from latemask.text.prepare import prepare
 from latemask.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from latemask.training import checkpoint
+from latemask.writing import write_json
 
 SHAPE = Shape(depth=3, width=16, heads=2, feedforward=32, row_tokens=20, vocabulary=60)
 GROWING = (Join(0, 0, 0.3), Join(1, 0.3, 0.6), Join(2, 0.6, 1))
@@ -306,7 +307,7 @@ def test_a_run_with_other_data_is_fed_in_place(folder):
 @pytest.mark.parametrize(
     ("where", "change"),
     [("--tokens", {"tokens": 0}), ("--rate", {"rate": 1.0}), ("--row-tokens", {"row_tokens": 2}),
-     ("--micro-rows", {"micro_rows": 0})],
+     ("--micro-rows", {"micro_rows": 0}), ("--specials", {"specials": "yes"}), ("--sees-masks", {"sees_masks": "in"})],
 )  # fmt: skip
 def test_bad_samples_are_refused_by_name(where, change):
     with pytest.raises(Refusal) as refused:
@@ -361,3 +362,15 @@ def test_losses_stand_at_the_tokens_seconds_and_flops_of_their_step():
     assert plots.loss_points(journal, "seconds") == [(0.0, 5.0), (4.0, 4.0)]
     assert plots.loss_points(journal, "flops") == [(0.0, 5.0), (1000.0, 4.0)]
     assert plots.loss_points(journal[:1] + journal[2:3], "flops") == [(1000.0, 4.5)]
+
+
+def test_files_appear_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "folder" / "study.json"
+    write_json(path, {"rank": 3})
+    with pytest.raises(ValueError, match="JSON"):
+        write_json(path, {"rank": float("nan")})
+    assert json.loads(path.read_text()) == {"rank": 3}
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(OSError):  # noqa: PT011
+        write_json(tmp_path / "taken", {})
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["folder", "study.json", "taken"]

@@ -50,6 +50,10 @@ def test_energy_outside_known_cases():
     inside[:, :3], across[:, 3:] = normal(50, 3, seed=3), normal(50, 3, seed=4)
     assert float(outside_shares(gram(real), gram(inside))[3]) == pytest.approx(0, abs=1e-12)
     assert float(outside_shares(gram(real), gram(across))[3]) == pytest.approx(1)
+    shifted = across + torch.tensor([5.0, 0, 0, 0, 0, 0])
+    assert float(outside_shares(gram(real), gram(shifted))[3]) < 0.2
+    assert float(outside_shares(gram(real), gram(shifted), centred=True)[3]) == pytest.approx(1)
+    assert float(outside_shares(gram(real), gram(shifted[:1].expand(9, -1)), centred=True)[3]) == 0
     own = outside_shares(gram(real), gram(real))
     rank = gram(real).rank(0.9)
     assert float(own[rank]) <= 0.1 < float(own[rank - 1])
@@ -180,6 +184,7 @@ def test_theory_of_a_run(folder, capsys):
     study = json.loads((model / "theory.json").read_text())
     for layer in study["layers"]:
         assert 0 <= layer["masks_outside"] <= 1
+        assert 0 <= layer["masks_spread_outside"] <= 1
         assert layer["real_outside"] <= 0.1 + 1e-9
         swept = [part["masks"] for part in layer["sweep"]]
         assert swept == sorted(swept, reverse=True)

@@ -73,7 +73,7 @@ def _draw(axes: Axes, number: int, name: str, points: Sequence[Point]) -> None:
 
 
 def losses(journals: Mapping[str, Sequence[Mapping[str, Any]]], against: Against = "step") -> Figure:
-    """Validation loss of each run (training loss where it never validated), from the lines of its journal."""
+    """Validation loss of each run (training loss where it validated once or never), from the lines of its journal."""
     series = {name: loss_points(journal, against) for name, journal in journals.items()}
     figure = lines(series, AXIS[against], "loss, nats per masked token")
     if against == "flops":
@@ -94,7 +94,7 @@ def loss_points(journal: Sequence[Mapping[str, Any]], against: Against) -> list[
         if line["kind"] in found:
             across = {"step": line["step"], "seconds": seconds, "flops": tokens * flops_per_token}[against]
             found[line["kind"]].append((across, line["loss"]))
-    return found["validation"] or found["train"]
+    return found["validation"] if len(found["validation"]) > 1 or not found["train"] else found["train"]
 
 
 RANK_NAMES = {

@@ -79,6 +79,9 @@ class Sample:
         for name in ("tokens", "micro_rows"):
             if getattr(self, name) < 1:
                 raise Refusal(f"--{name.replace('_', '-')}", repr(getattr(self, name)), "at least 1")
+        for name, allowed in (("specials", ("out", "in")), ("sees_masks", ("as-trained", "yes", "no"))):
+            if getattr(self, name) not in allowed:
+                raise Refusal(f"--{name.replace('_', '-')}", repr(getattr(self, name)), " or ".join(allowed))
         if self.row_tokens < 3:
             raise Refusal("--row-tokens", repr(self.row_tokens), "at least 3")
         if self.rate is not None and not 0 < self.rate < 1:

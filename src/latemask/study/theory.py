@@ -38,12 +38,17 @@ RESIDUALS = (1.0, 1e-1, 1e-2, 1e-3)
 TRIALS = 50
 
 
-def outside_shares(real: GramMatrix, other: GramMatrix) -> Float[Tensor, " D+1"]:
-    """Share of the energy of ``other`` outside the k leading directions of ``real``, for k = 0..D."""
+def outside_shares(real: GramMatrix, other: GramMatrix, centred: bool = False) -> Float[Tensor, " D+1"]:
+    """Share of the energy of ``other`` (centred: of its spread around its own mean) outside the k leading directions of
+    ``real``, for k = 0..D; 0 where there is no energy."""
     _, directions = real.directions()
-    along = ((other.matrix().to(directions.device) @ directions) * directions).sum(0)
+    products = other.matrix(centred).to(directions.device)
+    along = ((products @ directions) * directions).sum(0)
     inside = torch.cat([along.new_zeros(1), along.cumsum(0)])
-    return (1 - inside / other.matrix().trace().to(inside.device)).clamp(0, 1).cpu()
+    energy = products.trace()
+    if energy <= other.width * torch.finfo(torch.float64).eps * other.matrix().trace():
+        return torch.zeros(len(inside), dtype=torch.float64)
+    return (1 - inside / energy).clamp(0, 1).cpu()
 
 
 def norm(matrix: Float[Tensor, "n D"]) -> float:
@@ -96,6 +101,7 @@ def by_layer(found: Moments, masked: Residuals, clean: Residuals, tau: float) ->
             "residual_clean_input": clean.means(number),
             "real_rank": None,
             "masks_outside": None,
+            "masks_spread_outside": None,
             "real_outside": None,
             "sweep": None,
             "few_vectors": False,
@@ -107,6 +113,7 @@ def by_layer(found: Moments, masked: Residuals, clean: Residuals, tau: float) ->
             layer |= {
                 "real_rank": rank,
                 "masks_outside": float(outside[rank]),
+                "masks_spread_outside": float(outside_shares(real, mask, centred=True)[rank]),
                 "real_outside": float(own[rank]),
                 "sweep": [{"k": k, "masks": float(outside[k]), "real": float(own[k])} for k in sizes],
                 "few_vectors": is_capped(rank, real.count) or is_capped(rank_tau(mask.spectrum(), tau), mask.count),
@@ -225,14 +232,12 @@ def show(study: dict[str, Any]) -> None:
         swept = [share(part["masks"]) for part in layer["sweep"] or []] or ["n/a"] * len(sizes)
         residuals = [layer[name] and layer[name]["share"] for name in ("residual_masked_input", "residual_clean_input")]
         rank = "n/a" if layer["real_rank"] is None else str(layer["real_rank"]) + "*" * layer["few_vectors"]
-        rows.append((str(layer["layer"]), rank, share(layer["masks_outside"]), share(layer["real_outside"]), *swept,
-                     *map(share, residuals)))  # fmt: skip
-    console.table(
-        f"{study['model']}: energy of [MASK] outside the leading directions of real tokens (section 2.2)",
-        ("layer", f"k = rank_{study['tau']:g}", "[MASK] outside", "real outside", *(f"k = {k}" for k in sizes),
-         "|R|/|H_R| masked", "|R|/|H_R| clean"),
-        rows,
-    )  # fmt: skip
+        outside = [share(layer[name]) for name in ("masks_outside", "masks_spread_outside", "real_outside")]
+        rows.append((str(layer["layer"]), rank, *outside, *swept, *map(share, residuals)))
+    title = f"{study['model']}: energy of [MASK] outside the leading directions of real tokens (section 2.2)"
+    columns = ("layer", f"k = rank_{study['tau']:g}", "[MASK] outside", "its spread", "real outside",
+               *(f"k = {k}" for k in sizes), "|R|/|H_R| masked", "|R|/|H_R| clean")  # fmt: skip
+    console.table(title, columns, rows)
     if any(layer["few_vectors"] for layer in study["layers"]):
         console.say("* more than a tenth of the number of vectors: read more tokens")
     if not study["sees_masks"]:
