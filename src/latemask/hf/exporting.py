@@ -15,7 +15,6 @@ from typing import Any
 import tokenizers
 from safetensors.torch import save_file
 from tokenizers import processors
-from torch import Tensor
 
 from latemask.config import Run
 from latemask.errors import Refusal
@@ -72,43 +71,29 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
         _write_tokenizer(aside, tokenizer, run, fills_masks)
         has_code = family == "latemask"
         verified = verify(aside, model, tokenizer, trusts_code=has_code)
-        (aside / CARD).write_text(
-            card(step, run, verified, tokenizer.special_names, fills_masks=fills_masks, has_code=has_code)
-        )
+        text = card(step, run, verified, tokenizer.special_names, fills_masks=fills_masks, has_code=has_code)
+        (aside / CARD).write_text(text, encoding="utf-8")
+        for path in aside.iterdir():
+            path.chmod(0o644)
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
     return Exported(**vars(verified), folder=out)
 
 
 def _write_model(folder: Path, pretrainer: Pretrainer, family: stock.Family, fills_masks: bool) -> None:
-    run = pretrainer.run
-    config = stock.config_of(run, family, fills_masks)
-    encoder = pretrainer.encoder.state_dict()
+    config = stock.config_of(pretrainer.run, family, fills_masks)
+    prefix = {"roberta": "Roberta", "mpnet": "MPNet", "latemask": "Latemask"}[family]
+    name = prefix + ("ForMaskedLM" if fills_masks else "Model")
     if family == "latemask":
-        name = "LatemaskForMaskedLM" if fills_masks else "LatemaskModel"
-        tensors = encoder | {"tokens.weight": encoder["tokens.weight"][: run.shape.vocabulary]}
-        if pretrainer.encoder.relative_bias is not None:
-            tensors["relative_bias.bucket_of"] = pretrainer.encoder.relative_bias.bucket_of
-        if fills_masks:
-            rest = {name: part for name, part in pretrainer.state_dict().items() if not name.startswith("encoder.")}
-            tensors = {f"encoder.{name}": tensor for name, tensor in tensors.items()} | rest
-        auto = "AutoModelForMaskedLM" if fills_masks else "AutoModel"
-        config.auto_map = {"AutoConfig": f"{CODE}.LatemaskConfig", "AutoModel": f"{CODE}.LatemaskModel",
-                           auto: f"{CODE}.{name}"}  # fmt: skip
+        classes = {"AutoConfig": "LatemaskConfig", "AutoModel": "LatemaskModel"}
+        classes |= {"AutoModelForMaskedLM": name} if fills_masks else {}
+        config.auto_map = {auto: f"{CODE}.{own}" for auto, own in classes.items()}
         shutil.copyfile(modeling_latemask.__file__, folder / f"{CODE}.py")
-    else:
-        tensors = stock.to_stock(encoder, run.shape, family)
-        name = "RobertaModel" if family == "roberta" else "MPNetModel"
-        if fills_masks:
-            name = name.replace("Model", "ForMaskedLM")
-            tensors = {f"{family}.{name}": part for name, part in tensors.items() if not name.startswith("pooler.")}
-            tensors |= stock.head_to_stock(pretrainer.head.state_dict())
     config.architectures = [name]
     config.save_pretrained(folder)
-    _save(tensors, folder / WEIGHTS)
-
-
-def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    tensors = stock.tensors_of(pretrainer, family, fills_masks)
     plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
-    save_file(plain, path, metadata={"format": "pt"})
+    save_file(plain, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 def _write_tokenizer(folder: Path, tokenizer: Tokenizer, run: Run, fills_masks: bool) -> None:

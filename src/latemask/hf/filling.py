@@ -18,6 +18,8 @@ from latemask.hf.loading import Source
 from latemask.text.tokenizer import Tokenizer
 
 MASK = "<mask>"
+SPACES = " Ġ▁"
+"""How tokens spell a space: as it is, as a byte, as SentencePiece does."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,8 @@ def masked_ids(pieces: Sequence[str], tokenizer: Tokenizer) -> list[int]:
 
 
 def ties_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether a space in front of a word is no token of its own (byte-level BPE, WordPiece, Unigram; not where each
-    character is a token)."""
-    alone, spaced = tokenizer.encode_batch(["a", " a"])
-    return len(spaced) <= len(alone)
+    """Whether a space goes with the word behind it (byte-level BPE, Unigram) or vanishes (WordPiece). It does neither
+    where each character is a token."""
+    goes_with_a_word = any(name[0] in SPACES and len(name) > 1 for name in tokenizer.library.get_vocab() if name)
+    one, two = (ids.tolist() for ids in tokenizer.encode_batch(["a", "a a"]))
+    return goes_with_a_word or two == one + one

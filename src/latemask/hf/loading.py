@@ -51,7 +51,10 @@ class Extent:
 
 
 class _Foreign(nn.Module):
-    """A transformers model, told about padding by ``real`` alone."""
+    """A transformers model, told about padding by ``real`` alone.
+
+    Padding stands on the right; it may stand on either side where the model can be told positions.
+    """
 
     def __init__(self, model: PreTrainedModel):
         super().__init__()
@@ -127,9 +130,9 @@ class Source:
 
     def encoder(self) -> Encoder | TransformersEncoder:
         """See ``load_encoder``."""
-        return (
-            checkpoint.read_encoder(self.step) if self.step else TransformersEncoder(read_model(self.name, AutoModel))
-        )
+        if self.step is not None:
+            return checkpoint.read_encoder(self.step)
+        return TransformersEncoder(read_model(self.name, AutoModel)).eval()
 
     def pretrained(self) -> Pretrainer:
         """See ``load_pretrained``."""
@@ -141,7 +144,8 @@ class Source:
         """See ``load_masked_model``."""
         if self.step is not None:
             return MaskedModel(self.pretrained()).eval()
-        return TransformersMaskedModel(read_model(self.name, AutoModelForMaskedLM), self.tokenizer().specials.mask)
+        model = read_model(self.name, AutoModelForMaskedLM)
+        return TransformersMaskedModel(model, self.tokenizer().specials.mask).eval()
 
     def tokenizer(self) -> Tokenizer:
         """See ``load_tokenizer_of``."""
@@ -209,7 +213,7 @@ def _options(name: str) -> dict[str, Any]:
 
 
 def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) -> PreTrainedModel:
-    """A model of transformers in fp32 and evaluation mode.
+    """A model of transformers in fp32.
 
     Raises ``Refusal`` listing each weight that is missing, unexpected or of another shape; a pooler is not asked for,
     nor, for ``AutoModel``, the head on top of the encoder.
@@ -234,7 +238,7 @@ def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) ->
     if odd:
         found = ", ".join(sorted(odd)[:6]) + (f" and {len(odd) - 6} more" if len(odd) > 6 else "")
         raise Refusal(name, found, f"the weights of {type(model).__name__}")
-    return model.float().eval()
+    return model.float()
 
 
 @contextlib.contextmanager

@@ -79,16 +79,17 @@ def visibility(present, dtype):
     return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill(hidden, -torch.inf)[:, None, None]
 
 
-def rotation(seats, head_width, base=10_000.0):
-    """Cosine and sine [B, 1, N, head_width / 2] of the rotary angles."""
-    frequency = base ** (-torch.arange(0, head_width, 2, device=seats.device, dtype=torch.float64) / head_width)
-    angle = seats[:, None, :, None].double() * frequency
-    return angle.cos().float(), angle.sin().float()
+def rotation(seats, head_width, dtype, base=10_000.0):
+    """Cosine and sine [B, 1, N, head_width / 2] of the rotary angles, in at least float32."""
+    dtype = torch.promote_types(dtype, torch.float32)
+    frequency = base ** (-torch.arange(0, head_width, 2, device=seats.device, dtype=dtype) / head_width)
+    angle = seats[:, None, :, None] * frequency
+    return angle.cos(), angle.sin()
 
 
 def rotate(x, cosine, sine):
     """The pairs (i, i + d/2) of each head turned by the token's angles."""
-    a, b = x.float().chunk(2, dim=-1)
+    a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)
 
 
@@ -114,6 +115,8 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
+    """Tokens look at the encoder's output; what a row without any reads there is 0."""
+
     def __init__(self, width, memory_width, heads):
         super().__init__()
         self.heads = heads
@@ -121,9 +124,10 @@ class CrossAttention(nn.Module):
         self.key_value = nn.Linear(memory_width, 2 * width)
         self.output = nn.Linear(width, width)
 
-    def forward(self, x, memory, bias):
+    def forward(self, x, memory, present):
         k, v = self.key_value(memory).chunk(2, dim=-1)
-        return self.output(attend(self.query(x), k, v, self.heads, bias, 0.0))
+        read = attend(self.query(x), k, v, self.heads, visibility(present, x.dtype), 0.0)
+        return self.output(read * present.any(1)[:, None, None])
 
 
 class Block(nn.Module):
@@ -138,7 +142,7 @@ class Block(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(width, eps=epsilon) for _ in range(len(sublayers) + 1))
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x, bias, rotary=None, memory=None, memory_bias=None):
+    def forward(self, x, bias, rotary=None, memory=None, in_memory=None):
         norms = iter(self.norms)
 
         def residual(x, sublayer, *more):
@@ -149,7 +153,7 @@ class Block(nn.Module):
         if self.self_attention is not None:
             x = residual(x, self.self_attention, bias, rotary)
         if self.cross_attention is not None:
-            x = residual(x, self.cross_attention, memory, memory_bias)
+            x = residual(x, self.cross_attention, memory, in_memory)
         return residual(x, self.feedforward)
 
 
@@ -243,8 +247,9 @@ class LatemaskModel(LatemaskPreTrainedModel):
     def sight(self, seats, dtype):
         """What attention is told about distances: a bias, and the rotary angles."""
         bias = 0.0 if self.relative_bias is None else self.relative_bias(seats).to(dtype)
-        is_rotary = self.config.position_embedding_type == "rotary"
-        return bias, rotation(seats, self.config.hidden_size // self.config.num_attention_heads) if is_rotary else None
+        if self.config.position_embedding_type != "rotary":
+            return bias, None
+        return bias, rotation(seats, self.config.hidden_size // self.config.num_attention_heads, dtype)
 
     def forward(
         self, input_ids=None, attention_mask=None, inputs_embeds=None, output_hidden_states=None, return_dict=None
@@ -283,9 +288,9 @@ class Decoder(nn.Module):
     def forward(self, x, positions, real, memory, in_memory):
         """`x`: the encoder's output with mask vectors where they join here; `in_memory`: who was in the encoder."""
         x = self.door(self.narrow(x), positions)
-        bias, memory_bias = visibility(real, x.dtype), visibility(in_memory, x.dtype)
+        bias = visibility(real, x.dtype)
         for block in self.stack.blocks:
-            x = block(x, bias, None, memory, memory_bias)
+            x = block(x, bias, None, memory, in_memory)
         return self.stack.final_norm(x)
 
 

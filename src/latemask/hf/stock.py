@@ -17,6 +17,7 @@ from latemask.config import Run, Shape, Specials
 from latemask.errors import Refusal
 from latemask.hf.modeling_latemask import LatemaskConfig
 from latemask.model.encoder import Encoder
+from latemask.model.pretrainer import Pretrainer
 
 Family = Literal["roberta", "mpnet", "latemask"]
 MPNET_BUCKETS, MPNET_DISTANCE, MPNET_PAD = 32, 128, 1
@@ -112,6 +113,24 @@ def config_of(run: Run, kind: Family, fills_masks: bool) -> RobertaConfig | MPNe
             config.decoder_intermediate_size = run.decoder.feedforward
             config.decoder_sublayers = list(run.decoder.sublayers)
     return config
+
+
+def tensors_of(pretrainer: Pretrainer, kind: Family, fills_masks: bool) -> dict[str, Tensor]:
+    """All weights under the names of the class that ``config_of`` describes, padded vocabulary rows cut off."""
+    shape, encoder = pretrainer.run.shape, pretrainer.encoder.state_dict()
+    if kind == "latemask":
+        encoder["tokens.weight"] = encoder["tokens.weight"][: shape.vocabulary]
+        if pretrainer.encoder.relative_bias is not None:
+            encoder["relative_bias.bucket_of"] = pretrainer.encoder.relative_bias.bucket_of
+        if not fills_masks:
+            return encoder
+        rest = {name: part for name, part in pretrainer.state_dict().items() if not name.startswith("encoder.")}
+        return {f"encoder.{name}": tensor for name, tensor in encoder.items()} | rest
+    renamed = to_stock(encoder, shape, kind)
+    if not fills_masks:
+        return renamed
+    without_pooler = {f"{kind}.{name}": part for name, part in renamed.items() if not name.startswith("pooler.")}
+    return without_pooler | head_to_stock(pretrainer.head.state_dict())
 
 
 def to_stock(tensors: dict[str, Tensor], shape: Shape, kind: Literal["roberta", "mpnet"]) -> dict[str, Tensor]:
