@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from latemask.downstream import claims
-from latemask.downstream.claims import being_done, claimed, is_done, read_results, write_json
+from latemask.downstream.claims import being_done, claimed, is_done, read_results
 from latemask.downstream.grid import PAPER, QUICK, point_name, points_of, space_of, summarize
 from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import GLUE, SQUAD, own_task
 from latemask.errors import Refusal
+from latemask.writing import write_json
 
 BASE = Settings()
 
@@ -168,7 +169,8 @@ def test_many_processes_do_each_point_once(tmp_path):
     program = f"""
 import sys, time
 from pathlib import Path
-from latemask.downstream.claims import claimed, write_json
+from latemask.downstream.claims import claimed
+from latemask.writing import write_json
 folder = Path({str(tmp_path)!r})
 for number in range(40):
     with claimed(folder, f"p{{number}}") as is_ours:

@@ -172,9 +172,8 @@ def test_shared_questions_are_refused(tmp_path):
     train = write_squad(tmp_path / "train.json", [(one, [entry("a", "who", one, "cat")])])
     same_id = write_squad(tmp_path / "1.json", [(two, [entry("a", "who", two, "dog")])])
     same_question = write_squad(tmp_path / "2.json", [(one, [entry("b", " who", one)])])
-    other = write_squad(
-        tmp_path / "3.json", [(two, [entry("b", "who", two)]), (one, [entry("c", "what", one, "bird")])]
-    )
+    others = [(two, [entry("b", "who", two)]), (one, [entry("c", "what", one, "bird")])]
+    other = write_squad(tmp_path / "3.json", others)
     for dev in (same_id, same_question):
         with pytest.raises(Refusal, match="1 questions that are in"):
             refuse_shared(train, dev)

@@ -25,24 +25,6 @@ TOUCH_EVERY_SECONDS = 20.0
 STALE_AFTER_SECONDS = 300.0
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` under its final name, whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(prefix=f".{path.stem}-", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=1, ensure_ascii=False, allow_nan=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(aside, 0o644)
-        os.replace(aside, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(aside)
-        raise
-
-
 def read_results(folder: Path, kind: str = "finetune") -> list[dict[str, Any]]:
     """Every result of ``kind`` in the folder, by file name. Raises ``Refusal`` for a JSON file that is none."""
     results = []

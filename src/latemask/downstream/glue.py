@@ -22,7 +22,10 @@ def read_task(task: Task, data: str | Path) -> tuple[Task, dict[str, Examples]]:
     """
     if str(data).startswith(HUB):
         return numbered(*_from_hub(task, str(data).removeprefix(HUB)))
-    folder = Path(data)
+    return numbered(task, _tables(task, Path(data)))
+
+
+def _tables(task: Task, folder: Path) -> dict[str, Table]:
     if task.folder and (folder / task.folder).is_dir():
         folder = folder / task.folder
     tables = {}
@@ -32,7 +35,16 @@ def read_task(task: Task, data: str | Path) -> tuple[Task, dict[str, Examples]]:
             raise Refusal(path, "no such file", f"{split} of {task.name}, as {task.folder or '.'}/{name}",
                           "--data names the folder of the task or the one above it")  # fmt: skip
         tables[split] = read_table(path, [*task.texts, task.label], task.header)
-    return numbered(task, tables)
+    return tables
+
+
+def read_development(task: Task, data: str | Path, dev: str = "") -> dict[str, Table]:
+    """The development splits of ``task`` alone, as tables; ``dev`` names the file where it is another.
+
+    Raises ``Refusal`` naming what is missing.
+    """
+    files = {"dev": dev} if dev else {split: name for split, name in task.files.items() if split != "train"}
+    return _tables(dataclasses.replace(task, files=files), Path(data))
 
 
 def _from_hub(task: Task, name: str) -> tuple[Task, dict[str, Table]]:

@@ -56,30 +56,43 @@ def score_of(task: Task, scores: dict[str, dict[str, float]]) -> float:
 
 
 class TextProblem:
-    """Classes or numbers for texts, pairs or words."""
+    """Classes or numbers for texts, pairs or words.
 
-    def __init__(self, task: Task, examples: dict[str, Examples], inputs: Inputs, settings: Settings):
+    Without a training split it only evaluates; ``scale`` is then the (mean, deviation) of the numbers trained on.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        examples: dict[str, Examples],
+        inputs: Inputs,
+        settings: Settings,
+        scale: tuple[float, float] = (0.0, 1.0),
+    ):
         self.task, self.inputs = task, inputs
         self.classes = len(task.labels)
-        self.train = examples["train"].first(settings.train_rows)
-        self.dev = {split: held for split, held in examples.items() if split != "train"}
-        self.train_rows, firsts = self._rows(self.train)
-        self.centre, self.spread = 0.0, 1.0
-        if task.kind == "regression":
-            values = np.array(self.train.labels, np.float64)
-            self.centre, self.spread = float(values.mean()), float(values.std()) or 1.0
-        self.train_labels = self._numbers(self.train, self.train_rows, firsts)
-        cut = {"train": inputs.cut}
-        self.dev_rows: dict[str, tuple[list[np.ndarray], list[list[int]]]] = {}
-        for split, held in self.dev.items():
-            before = inputs.cut
-            self.dev_rows[split] = self._rows(held)
-            cut[split] = inputs.cut - before
-        splits = {"train": self.train} | self.dev
-        self.facts: dict[str, Any] = {
-            "data": {split: held.summary() | {"cut": cut[split]} for split, held in splits.items()},
-            "subset": task.subset({split: len(held) for split, held in splits.items()}),
+        self.centre, self.spread = scale
+        splits = {
+            split: held.first(settings.train_rows) if split == "train" else held for split, held in examples.items()
         }
+        self.dev = {split: held for split, held in splits.items() if split != "train"}
+        self.dev_rows: dict[str, tuple[list[np.ndarray], list[list[int]]]] = {}
+        self.train_rows: list[np.ndarray] = []
+        self.train_labels = np.empty(0, np.int64)
+        facts = {}
+        for split, held in splits.items():
+            before = inputs.cut
+            rows, firsts = self._rows(held)
+            facts[split] = held.summary() | {"cut": inputs.cut - before}
+            if split == "train":
+                if task.kind == "regression":
+                    values = np.array(held.labels, np.float64)
+                    self.centre, self.spread = float(values.mean()), float(values.std()) or 1.0
+                self.train_rows, self.train_labels = rows, self._numbers(held, rows, firsts)
+            else:
+                self.dev_rows[split] = rows, firsts
+        subset = task.subset({split: len(held) for split, held in splits.items()})
+        self.facts: dict[str, Any] = {"data": facts, "subset": subset}
 
     def _rows(self, examples: Examples) -> tuple[list[np.ndarray], list[list[int]]]:
         if self.task.kind == "tokens":
@@ -109,7 +122,7 @@ class TextProblem:
         return flat
 
     def predictions(self, rows: list[np.ndarray], firsts: list[list[int]], predict: Predict) -> Any:
-        """Class numbers [n] (kind tokens: a list for each sentence, words cut off as the last class), or values [n]."""
+        """Class numbers [n] (kind tokens: a list for each sentence, -1 for words that were cut off), or values [n]."""
         outputs = predict(rows)
         kind = self.task.kind
         if kind == "classification":
@@ -118,7 +131,7 @@ class TextProblem:
             return np.array([float(output) for output in outputs]) * self.spread + self.centre
         if kind == "similarity":
             return cosines(np.stack(outputs[: len(rows) // 2]), np.stack(outputs[len(rows) // 2 :]))
-        return [[int(output[place].argmax()) if place >= 0 else self.classes - 1 for place in places]
+        return [[int(output[place].argmax()) if place >= 0 else -1 for place in places]
                 for output, places in zip(outputs, firsts, strict=True)]  # fmt: skip
 
     def evaluate(self, predict: Predict) -> Evaluation:
@@ -134,7 +147,7 @@ class TextProblem:
     def _named(self, predicted: Any) -> list[Any]:
         names = self.task.labels
         if self.task.kind == "tokens":
-            return [[names[number] for number in row] for row in predicted]
+            return [[names[number] if number >= 0 else None for number in row] for row in predicted]
         return [names[number] for number in predicted] if names else [float(value) for value in predicted]
 
     def _scored(self, predicted: Any, labels: list[Any]) -> dict[str, float]:
@@ -142,16 +155,10 @@ class TextProblem:
             return {name: METRICS[name](predicted, labels) for name in self.task.metrics}
         flat_predicted = [number for row in predicted for number in row]
         flat_labels = [number for row in labels for number in row]
-        names = self.task.labels
-        values = {}
-        for name in self.task.metrics:
-            if name == "span_f1":
-                values[name] = span_f1(
-                    [[names[n] for n in row] for row in predicted], [[names[n] for n in row] for row in labels]
-                )
-            else:
-                values[name] = METRICS[name](flat_predicted, flat_labels)
-        return values
+        names = (*self.task.labels, "O")  # -1, a word cut off, is in no span
+        spelled = [[[names[number] for number in row] for row in side] for side in (predicted, labels)]
+        return {name: span_f1(*spelled) if name == "span_f1" else METRICS[name](flat_predicted, flat_labels)
+                for name in self.task.metrics}  # fmt: skip
 
     def majority(self) -> dict[str, dict[str, float]]:
         if self.task.kind in ("regression", "similarity"):

@@ -34,8 +34,11 @@ class Table:
         return len(self.lines) + len(self.refused)
 
 
-def read_table(path: Path, columns: Sequence[str], header: Sequence[str] | None = None) -> Table:
+def read_table(
+    path: Path, columns: Sequence[str], header: Sequence[str] | None = None, optional: Sequence[str] = ()
+) -> Table:
     """The ``columns`` of a .tsv, .csv or .jsonl file; ``header`` names the columns of a .tsv without a first line.
+    ``optional`` columns hold None where a file or row lacks them.
 
     Raises ``Refusal`` where there is no such file, column or readable row, or the form is another.
     """
@@ -53,7 +56,7 @@ def read_table(path: Path, columns: Sequence[str], header: Sequence[str] | None 
             rows = _json_lines(raw)
         case suffix:
             raise Refusal(path, f"a file named {suffix or 'without an ending'}", ".tsv, .csv or .jsonl")
-    table = Table(path, {name: [] for name in columns})
+    table = Table(path, {name: [] for name in (*columns, *optional)})
     seen: dict[str, None] = {}
     for line, row in rows:
         if isinstance(row, list):  # the header
@@ -69,6 +72,8 @@ def read_table(path: Path, columns: Sequence[str], header: Sequence[str] | None 
             table.lines.append(line)
             for name in columns:
                 table.columns[name].append(row[name])
+            for name in optional:
+                table.columns[name].append(row.get(name))
     if not table.lines:
         found = f"no row with {', '.join(columns)}; {len(table.refused)} refused"
         if table.refused:

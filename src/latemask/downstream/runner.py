@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from latemask import console
-from latemask.downstream.claims import being_done, claimed, is_done, read_results, write_json
+from latemask.downstream.claims import being_done, claimed, is_done, read_results
 from latemask.downstream.grid import LARGE_FROM_WIDTH, point_name, points_of, summarize
 from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
 from latemask.errors import Refusal
+from latemask.writing import write_json
 
 SUMMARY = "summary.json"
 SHOWN = {*METRICS, "span_f1", "exact", "best_exact", "best_f1"}

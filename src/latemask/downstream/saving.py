@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from torch import Tensor
 from latemask.downstream.finetune import Model
 from latemask.downstream.heads import FineTuned
 from latemask.downstream.problem import Problem
-from latemask.downstream.tasks import Task
+from latemask.downstream.tasks import GLUE, Task
 from latemask.errors import Refusal
 from latemask.hf import stock
 from latemask.hf.loading import Source, TransformersEncoder
@@ -82,11 +83,12 @@ def load_finetuned(folder: str | Path) -> tuple[FineTuned, Model, dict[str, Any]
     return net.eval(), model, facts
 
 
-def task_of(facts: dict[str, Any], dev: str) -> Task:
-    """The task of a saved model, read from one development file."""
-    held = facts["task"]
-    return Task(held["name"], held["kind"], tuple(held["texts"]), held["label"], tuple(held["metrics"]),
-                files={"dev": dev}, labels=tuple(facts["labels"]))  # fmt: skip
+def task_of(facts: dict[str, Any]) -> Task:
+    """The task of a saved model, with the class names that it was trained with, in their order."""
+    held, labels = facts["task"], tuple(facts["labels"])
+    if held["name"] in GLUE:
+        return dataclasses.replace(GLUE[held["name"]], labels=labels)
+    return Task(held["name"], held["kind"], tuple(held["texts"]), held["label"], tuple(held["metrics"]), labels=labels)
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,0 +1,176 @@
+"""`latemask evaluate`: minimal pairs, masked loss, similarity, and saved fine-tuned models; one JSON each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latemask import console
+from latemask.downstream.options import EvaluateOptions
+from latemask.downstream.runner import output_folder
+from latemask.downstream.tasks import GLUE, Task, own_task
+from latemask.errors import Refusal
+from latemask.writing import write_json
+
+if TYPE_CHECKING:
+    import torch
+
+MASKED_BATCH_TOKENS = {"cuda": 16_384}
+"""Logits of models of transformers are computed at every token: a batch is smaller than in other evaluations."""
+OTHER_BATCH_TOKENS = 4_096
+
+
+def run_evaluate(options: EvaluateOptions) -> dict[str, Any]:
+    """Evaluate, print, write the JSON, and return what it holds. Raises ``Refusal`` for unusable models or data."""
+    from latemask.training.distributed import pick_device
+
+    device = pick_device()
+    suites = {"blimp": _blimp, "masked-loss": _masked_loss, "similarity": _similarity, "finetuned": _finetuned}
+    found = suites[options.suite](options, device)
+    from latemask.downstream.finetune import card_name, versions
+
+    result = {
+        "format": 1,
+        "kind": "evaluation",
+        "suite": options.suite,
+        **found,
+        "options": {name: list(value) if isinstance(value, tuple) else value
+                    for name, value in dataclasses.asdict(options).items()},
+        "card": card_name(device),
+        "versions": versions(),
+    }  # fmt: skip
+    out = Path(options.out) if options.out else output_folder("", options.model) / f"{_file_name(options, found)}.json"
+    write_json(out, result)
+    console.say(f"Written: {out}")
+    return result
+
+
+def _file_name(options: EvaluateOptions, found: dict[str, Any]) -> str:
+    step = found["model"].get("step")
+    words = [options.suite, "whole-words" if options.whole_words else "", "" if step is None else f"step-{step}"]
+    return "-".join(word for word in words if word)
+
+
+def _facts(model: str) -> tuple[Any, dict[str, Any]]:
+    from latemask.hf.loading import Source
+    from latemask.training import checkpoint
+
+    source = Source.of(model)
+    facts: dict[str, Any] = {"folder": model}
+    if source.step is not None:
+        facts |= {"run": source.step.parent.name, "step": checkpoint.step_number(source.step),
+                  "recipe": checkpoint.read_run(source.step).recipe,
+                  "pretraining_seconds": checkpoint.read_state(source.step).seconds}  # fmt: skip
+    return source, facts
+
+
+def _precision(options: EvaluateOptions, device: torch.device) -> Callable[[], AbstractContextManager[None]] | None:
+    """fp32 unless bf16 is asked for: the two sentences of a pair are often close."""
+    if options.precision != "bf16":
+        return None
+    from latemask.downstream.settings import Settings
+    from latemask.downstream.stepper import autocast
+
+    return lambda: autocast(device, Settings(precision="bf16"))
+
+
+def _blimp(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
+    from latemask.downstream.blimp import accuracies, read_pairs, sentence_rows
+    from latemask.downstream.inputs import Inputs
+    from latemask.downstream.likelihood import pseudo_log_likelihoods
+
+    pairs, refused = read_pairs(Path(options.data), options.good, options.bad, options.first)
+    source, facts = _facts(options.model)
+    model, tokenizer = source.masked_model().to(device), source.tokenizer()
+    sentences = list(dict.fromkeys(text for pair in pairs for text in (pair.good, pair.bad)))
+    rows, scored, words = sentence_rows(sentences, Inputs(tokenizer, model.shape.row_tokens), options.whole_words)
+    with console.progress("tokens", sum(map(len, scored)), "tokens") as advance:
+        nats = pseudo_log_likelihoods(
+            model, rows, scored, mask=tokenizer.specials.mask, pad=tokenizer.specials.pad, device=device, words=words,
+            batch_tokens=_batch_tokens(options, device), precision=_precision(options, device), advance=advance,
+        )  # fmt: skip
+    score_of = dict(zip(sentences, nats.tolist(), strict=True))
+    import numpy as np
+
+    good, bad = (np.array([score_of[getattr(pair, side)] for pair in pairs]) for side in ("good", "bad"))
+    found = accuracies(pairs, good, bad)
+    rows_of_table = [(name, f"{100 * part['accuracy']:.1f}", part["pairs"], part["ties"])
+                     for name, part in [*found["fields"].items(), ("overall", found)]]  # fmt: skip
+    console.table(f"Minimal pairs, {options.model}", ("field", "accuracy", "pairs", "ties (wrong)"), rows_of_table)
+    return {"model": facts, "score": found["accuracy"], "refused_rows": refused, **found}
+
+
+def _batch_tokens(options: EvaluateOptions, device: torch.device) -> int:
+    return options.batch_tokens or MASKED_BATCH_TOKENS.get(device.type, OTHER_BATCH_TOKENS)
+
+
+def _masked_loss(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
+    from latemask.downstream.masked_loss import held_out, masked_loss
+
+    source, facts = _facts(options.model)
+    model, tokenizer = source.masked_model().to(device), source.tokenizer()
+    row_tokens = options.row_tokens or min(model.shape.row_tokens, 512)
+    if row_tokens > model.shape.row_tokens:
+        raise Refusal("--row-tokens", str(row_tokens), f"at most {model.shape.row_tokens}, the model's")
+    stream, names = held_out(Path(options.data), tokenizer, options.rows * (row_tokens - 1))
+    with console.progress("rows", options.rows, "rows") as advance:
+        found = masked_loss(
+            model, stream, tokenizer, row_tokens=row_tokens, rate=options.rate, rows=options.rows,
+            batch_rows=max(1, _batch_tokens(options, device) // row_tokens), device=device, source_names=names,
+            precision=_precision(options, device), advance=advance,
+        )  # fmt: skip
+    console.say(f"{options.model}: {found['loss']:.4f} nats per masked token ({found['loss_per_character']:.4f} per "
+                f"character), {found['masked_tokens']:,} tokens at rate {options.rate:g}")  # fmt: skip
+    return {"model": facts, "score": found["loss"], "tokenizer": tokenizer.fingerprint[:16], **found}
+
+
+def _similarity(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
+    from latemask.downstream.examples import numbered
+    from latemask.downstream.glue import read_development
+    from latemask.downstream.metrics import pearson, spearman
+    from latemask.downstream.problem import cosines
+    from latemask.hf.vectors import encode
+
+    if options.task == "own":
+        task: Task = own_task("similarity", options.texts, options.label, "", options.dev)
+    elif options.task in GLUE and GLUE[options.task].kind == "regression":
+        task = dataclasses.replace(GLUE[options.task], kind="similarity")
+    else:
+        raise Refusal("--task", repr(options.task), "stsb, or own with --texts and --label")
+    _, examples = numbered(task, read_development(task, options.data, options.dev))
+    held = examples["dev"]
+    first, second = zip(*held.texts, strict=True)
+    vectors = encode([*first, *second], options.model, device=device).numpy()
+    found = cosines(vectors[: len(held)], vectors[len(held) :])
+    scores = {"spearman": spearman(found, held.labels), "pearson": pearson(found, held.labels)}
+    console.say(f"{options.model}: Spearman {scores['spearman']:.4f}, Pearson {scores['pearson']:.4f} of {len(held):,} "
+                "cosines of mean-pooled vectors")  # fmt: skip
+    return {"model": _facts(options.model)[1], "score": scores["spearman"], "scores": {"dev": scores},
+            "data": held.summary()}  # fmt: skip
+
+
+def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
+    from latemask.downstream.examples import numbered
+    from latemask.downstream.finetune import predict
+    from latemask.downstream.glue import read_development
+    from latemask.downstream.problem import TextProblem
+    from latemask.downstream.saving import load_finetuned, task_of
+    from latemask.downstream.settings import Settings
+
+    net, model, facts = load_finetuned(options.model)
+    task = task_of(facts)
+    if task.kind == "span":
+        raise Refusal(options.model, "a model for answers", "one for classes, numbers or words")
+    task, examples = numbered(task, read_development(task, options.data, options.dev))
+    settings = Settings(precision=options.precision)
+    problem = TextProblem(task, examples, model.inputs(settings), settings, (facts["centre"], facts["spread"]))
+    net.to(device)
+    evaluation = problem.evaluate(lambda rows: predict(net, rows, model.tokenizer.specials.pad, device, settings))
+    for split, scores in evaluation.scores.items():
+        console.say(f"{options.model}, {split}: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+    first = next(iter(evaluation.scores.values()))
+    return {"model": {"folder": options.model}, "task": task.name, "score": first[task.metrics[0]],
+            "scores": evaluation.scores, "is_constant": evaluation.is_constant, **problem.facts}  # fmt: skip

@@ -1,0 +1,150 @@
+"""The held-out loss of any masked model in nats per masked token, on the rows and masks that validation uses.
+
+Masks are keyed by row number and a fixed seed, as in ``feed.batches.ValidationBatches``: two models with one tokenizer
+are asked for the same tokens, and a run's loss is the one in its own journal (for recipes whose masks show [MASK]
+alone). Models with other tokenizers read the same text at the same rate; then only losses a character compare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from latemask.batch import Batch
+from latemask.config import Masking, Shape
+from latemask.errors import Refusal
+from latemask.feed.batches import VALIDATION_SEED, Rows, ValidationBatches
+from latemask.text.blocks import Reading, blocks
+from latemask.text.corpus import read_block
+from latemask.text.files import find
+from latemask.text.store import SUMMARY, open_store
+from latemask.text.tokenizer import Tokenizer, load_tokenizer
+
+
+@dataclass
+class MemoryStream:
+    """A split that was read from text files (``feed.batches.Stream``)."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    sources: np.ndarray | None
+    unknown_tokens: int
+
+
+def held_out(data: Path, tokenizer: Tokenizer, most_tokens: int) -> tuple[Any, tuple[str, ...]]:
+    """The held-out split of a prepared folder, or text files up to about ``most_tokens`` tokens, and source names.
+
+    Raises ``Refusal`` where the folder was prepared with another tokenizer than the model's.
+    """
+    if (data / SUMMARY).is_file():
+        store = open_store(data)
+        if not same_ids(tokenizer, load_tokenizer(data), store.valid.tokens[:4096].tolist()):
+            raise Refusal(data, "text prepared with another tokenizer than the model's", "the same tokenizer",
+                          "Give the text itself: .txt, .jsonl or .parquet")  # fmt: skip
+        return store.valid, store.source_names
+    reading, names = Reading(), {}
+    ids: list[np.ndarray] = []
+    lengths: list[int] = []
+    sources: list[int] = []
+    for file in find([data]):
+        for block in blocks(file, reading):
+            documents, _ = read_block(block, reading)
+            texts = [document.text for document in documents]
+            flat, counts = tokenizer.encode_stream(texts, end=True)
+            ids.append(flat.astype(np.int64))
+            lengths += counts.tolist()
+            sources += [names.setdefault(document.source, len(names)) for document in documents]
+            if sum(map(len, ids)) >= most_tokens:
+                break
+        if sum(map(len, ids)) >= most_tokens:
+            break
+    if not ids:
+        raise Refusal(data, "no text", "documents")
+    tokens = np.concatenate(ids)
+    named = any(names)
+    stream = MemoryStream(tokens, np.concatenate([[0], np.cumsum(lengths)]), np.array(sources) if named else None,
+                          int((tokens == tokenizer.specials.unk).sum()))  # fmt: skip
+    return stream, tuple(name or "(none)" for name in names) if named else ()
+
+
+def same_ids(one: Tokenizer, two: Tokenizer, sample: Sequence[int]) -> bool:
+    """Whether two tokenizers are one: the same fingerprint, or (an export names its special tokens otherwise) the same
+    vocabulary, special ids and ids of a sample of text."""
+    if one.fingerprint == two.fingerprint:
+        return True
+    if one.specials != two.specials or one.library.get_vocab() != two.library.get_vocab():
+        return False
+    special = set(one.specials.ids)
+    text = two.decode([number for number in sample if number not in special])
+    return bool(np.array_equal(one.encode_batch([text])[0], two.encode_batch([text])[0]))
+
+
+@torch.inference_mode()
+def masked_loss(
+    model: nn.Module,
+    stream: Any,
+    tokenizer: Tokenizer,
+    *,
+    row_tokens: int,
+    rate: float,
+    rows: int,
+    batch_rows: int,
+    device: torch.device,
+    source_names: Sequence[str] = (),
+    precision: Callable[[], AbstractContextManager[None]] | None = None,
+    advance: Callable[[float], None] = lambda amount: None,
+) -> dict[str, Any]:
+    """``loss`` (nats per masked token), ``by_source``, ``loss_per_character`` of the masked tokens, and the counts.
+
+    ``model``: (ids [B, N], real) -> logits at the masks. Raises ``Refusal`` where no row can carry the masks.
+    """
+    shape = Shape(depth=1, width=4, heads=1, feedforward=4, row_tokens=row_tokens, vocabulary=tokenizer.vocabulary,
+                  specials=tokenizer.specials)  # fmt: skip
+    masking = Masking(rate=rate)
+    held = ValidationBatches(Rows(stream, shape, masking.masked_tokens(row_tokens), "data"), masking, rows)
+    sums = np.zeros((len(source_names) + 1, 2))
+    characters = 0
+    for start in range(0, len(held), batch_rows):
+        stop = min(start + batch_rows, len(held))
+        batch = held.batch(start, stop)
+        ids, targets, order = in_place(batch, shape.specials.mask)
+        with precision() if precision is not None else torch.autocast(device.type, enabled=False):
+            logits = model(ids.to(device), torch.ones_like(ids, dtype=torch.bool, device=device))
+        losses = nn.functional.cross_entropy(logits.float(), targets.flatten().to(device), reduction="none")
+        losses = losses.double().cpu().numpy()
+        sums[-1] += losses.sum(), len(losses)
+        sources = held.sources(start, stop, batch) if source_names else None
+        if sources is not None:
+            found = np.take_along_axis(sources, order.numpy(), 1).ravel()
+            np.add.at(sums[:, 0], found, losses)
+            np.add.at(sums[:, 1], found, 1)
+        characters += sum(len(tokenizer.decode([number])) for number in targets.flatten().tolist())
+        advance(stop - start)
+    return {
+        "loss": float(sums[-1, 0] / sums[-1, 1]),
+        "loss_per_character": float(sums[-1, 0] / max(characters, 1)),
+        "by_source": {
+            name: float(total / count) for name, (total, count) in zip(source_names, sums, strict=False) if count
+        },
+        "masked_tokens": int(sums[-1, 1]),
+        "rows": len(held),
+        "row_tokens": row_tokens,
+        "rate": rate,
+        "masks_seed": VALIDATION_SEED,
+    }
+
+
+def in_place(batch: Batch, mask: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids [B, N] in their natural order with ``mask`` for the masked ones, and the targets [B, M] in that order too;
+    ``order`` [B, M] says which of the batch's masked tokens each is."""
+    shown = torch.cat([batch.ids[:, : batch.n_visible], torch.full_like(batch.targets, mask)], 1)
+    ids = torch.empty_like(shown).scatter(1, batch.positions, shown)
+    order = batch.positions[:, batch.n_visible :].argsort(1)
+    return ids, batch.targets.gather(1, order), order

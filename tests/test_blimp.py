@@ -1,0 +1,223 @@
+"""Pseudo-log-likelihoods equal one forward pass a token; ties are wrong; the masked loss is the validation's own."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from latemask.config import replace
+from latemask.downstream.blimp import Pair, accuracies, read_pairs, sentence_rows
+from latemask.downstream.evaluation import run_evaluate
+from latemask.downstream.inputs import Inputs
+from latemask.downstream.likelihood import pseudo_log_likelihoods
+from latemask.downstream.masked_loss import held_out, masked_loss
+from latemask.downstream.options import EvaluateOptions, FinetuneOptions
+from latemask.downstream.runner import run_finetune
+from latemask.errors import Refusal
+from latemask.hf.loading import load_masked_model
+from latemask.model.masked_model import MaskedModel
+from latemask.model.pretrainer import Pretrainer
+from latemask.recipes import recipe
+from trained import byte_level, write_run
+
+CPU = torch.device("cpu")
+TINY = {"shape.depth": 2, "shape.width": 32, "shape.heads": 2, "shape.feedforward": 48, "shape.row_tokens": 48,
+        "decoder.depth": 1, "decoder.width": 32, "decoder.heads": 2, "decoder.feedforward": 48}  # fmt: skip
+SENTENCES = ["the cat saw the bird.", "Paris", "the dog extraordinarily saw the bird; the cat.", "Paris is the capital"]
+
+
+def masked_model(system="mae_lm"):
+    tokenizer = byte_level()
+    changes = {name: value for name, value in TINY.items() if system != "mlm" or not name.startswith("decoder")}
+    run = replace(recipe(f"{system}_tiny"), changes | {"shape.vocabulary": tokenizer.vocabulary})
+    torch.manual_seed(0)
+    model = Pretrainer(run).double()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    return MaskedModel(model).eval(), tokenizer
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+@pytest.mark.parametrize("system", ["mlm", "mae_lm", "three_ml"])
+def test_scores_equal_one_forward_pass_a_token(system, whole_words):
+    model, tokenizer = masked_model(system if system != "three_ml" else "three_ml_self")
+    rows, scored, words = sentence_rows(SENTENCES, Inputs(tokenizer, 48), whole_words)
+    found = pseudo_log_likelihoods(model, rows, scored, mask=4, pad=1, device=CPU, words=words, batch_tokens=100)
+    for number, text in enumerate(SENTENCES):
+        ids = [0, *tokenizer.encode_batch([text])[0].tolist(), 2]
+        owners = tokenizer.library.encode(text, add_special_tokens=False).word_ids
+        total = 0.0
+        for place in range(1, len(ids) - 1):
+            hidden = [place]
+            if whole_words:
+                hidden += [other for other in range(place + 1, len(ids) - 1) if owners[other - 1] == owners[place - 1]]
+            shown = [4 if other in hidden else token for other, token in enumerate(ids)]
+            with torch.no_grad():
+                total += float(model(torch.tensor([shown]))[0].log_softmax(-1)[ids[place]])
+        assert found[number] == pytest.approx(total, abs=1e-5)
+    lengths = [len(places) for places in scored]
+    assert lengths == [len(ids) for ids in tokenizer.encode_batch(SENTENCES)]
+
+
+def test_whole_words_hide_more():
+    model, tokenizer = masked_model()
+    scores = []
+    for whole_words in (False, True):
+        rows, scored, words = sentence_rows(SENTENCES, Inputs(tokenizer, 48), whole_words)
+        scores.append(pseudo_log_likelihoods(model, rows, scored, mask=4, pad=1, device=CPU, words=words))
+    assert (np.abs(scores[0] - scores[1]) > 1e-6)[2]
+
+
+def test_accuracy_by_paradigm_field_and_overall():
+    pairs = [Pair("", "", name, field) for name, field in (("a", "x"), ("a", "x"), ("b", "x"), ("c", "y"))]
+    found = accuracies(pairs, np.array([-1.0, -2.0, -3.0, -4.0]), np.array([-2.0, -2.0, -1.0, -5.0]))
+    assert (found["accuracy"], found["pairs"], found["ties"]) == (0.5, 4, 1)
+    assert found["fields"] == {"x": {"accuracy": pytest.approx(1 / 3), "pairs": 3, "ties": 1},
+                               "y": {"accuracy": 1.0, "pairs": 1, "ties": 0}}  # fmt: skip
+    assert found["paradigms"]["a"] == {"field": "x", "accuracy": 0.5, "pairs": 2, "ties": 1}
+
+
+def write_lines(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(json.dumps(row) for row in rows) + "\n")
+    return path
+
+
+def test_any_minimal_pairs_are_read(tmp_path):
+    write_lines(
+        tmp_path / "data" / "one.jsonl", [{"sentence_good": "a", "sentence_bad": "b", "UID": "p", "field": "f"}] * 2
+    )
+    write_lines(tmp_path / "data" / "two.jsonl", [{"sentence_good": "a", "sentence_bad": "b"}, {"sentence_good": "a"},
+                                                  {"sentence_good": " ", "sentence_bad": "b"}])  # fmt: skip
+    pairs, refused = read_pairs(tmp_path)
+    assert [(pair.paradigm, pair.field) for pair in pairs] == [("p", "f")] * 2 + [("two", "all")]
+    assert list(refused.values()) == [2]
+    assert len(read_pairs(tmp_path, first=1)[0]) == 2
+    with pytest.raises(Refusal, match="yes"):
+        read_pairs(tmp_path, good="yes")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(Refusal, match=r"no \.jsonl"):
+        read_pairs(empty)
+
+
+def test_sentences_that_cannot_be_scored_are_refused():
+    model, tokenizer = masked_model()
+    with pytest.raises(Refusal, match="at most 48"):
+        sentence_rows(["extraordinarily " * 20], Inputs(tokenizer, 48), False)
+    with pytest.raises(Refusal, match="mask"):
+        pseudo_log_likelihoods(model, [np.array([0, 4, 2])], [np.array([1])], mask=4, pad=1, device=CPU)
+    rows, scored, _ = sentence_rows(["a <mask> b"], Inputs(tokenizer, 48), False)  # here it is text
+    assert np.isfinite(pseudo_log_likelihoods(model, rows, scored, mask=4, pad=1, device=CPU)).all()
+
+
+def run_of(folder, system="mae_lm"):
+    changes = {name: value for name, value in TINY.items() if system != "mlm" or not name.startswith("decoder")}
+    return write_run(folder / "runs" / system, replace(recipe(f"{system}_tiny"), changes), byte_level())
+
+
+def roberta(folder):
+    """A Hugging Face masked language model with the same tokenizer."""
+    tokenizer = byte_level()
+    config = transformers.RobertaConfig(vocab_size=tokenizer.vocabulary, hidden_size=32, num_hidden_layers=1,
+                                        num_attention_heads=2, intermediate_size=48, max_position_embeddings=50)  # fmt: skip
+    torch.manual_seed(0)
+    transformers.RobertaForMaskedLM(config).save_pretrained(folder)
+    names = {f"{role}_token": name for role, name in tokenizer.special_names.items()}
+    wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.library, **names)
+    wrapped.save_pretrained(folder)
+    return folder
+
+
+def test_the_command_scores_runs_and_hugging_face_models(tmp_path, capsys):
+    same = {"sentence_good": "the cat saw", "sentence_bad": "the cat saw", "field": "f", "UID": "tied"}
+    pairs = [
+        {"sentence_good": "the cat saw the bird", "sentence_bad": "bird bird the the", "field": "f", "UID": "p"},
+        same,
+    ]
+    write_lines(tmp_path / "pairs.jsonl", pairs)
+    for model in (str(run_of(tmp_path)), str(roberta(tmp_path / "roberta"))):
+        out = tmp_path / "out.json"
+        found = run_evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "pairs.jsonl"), out=str(out)))
+        assert found["paradigms"]["tied"] == {"field": "f", "accuracy": 0.0, "pairs": 1, "ties": 1}
+        assert found["ties"] == 1
+        assert json.loads(out.read_text()) == found
+        assert "ties (wrong)" in capsys.readouterr().out
+
+
+def prepared(folder):
+    text = " ".join(f"the cat and the dog saw bird {number}; then Paris is the capital." for number in range(60))
+    for name in ("a", "b"):
+        write_lines(folder / f"{name}.jsonl", [{"text": text[place:], "source": name} for place in range(0, 60, 7)])
+    return folder
+
+
+@pytest.mark.parametrize("system", ["mlm", "mae_lm"])
+def test_the_masked_loss_is_the_one_of_validation(tmp_path, system):
+    from latemask.feed.batches import Rows, ValidationBatches
+
+    run_of(tmp_path, system)
+    folder = str(tmp_path / "runs" / system)
+    model = load_masked_model(folder)
+    pretrainer = model.pretrainer
+    stream, names = held_out(prepared(tmp_path / "text"), byte_level(), 48 * 40)
+    found = masked_loss(model, stream, byte_level(), row_tokens=48, rate=0.15, rows=20, batch_rows=7, device=CPU,
+                        source_names=names)  # fmt: skip
+    run = pretrainer.run
+    batches = ValidationBatches(Rows(stream, run.shape, run.masked_tokens), run.masking, 20)
+    with torch.no_grad():
+        losses = pretrainer(batches.batch(0, 20)).double()
+    assert found["loss"] == pytest.approx(float(losses.mean()), abs=1e-5)
+    assert found["masked_tokens"] == losses.numel() == 20 * run.masked_tokens
+    sources = batches.sources(0, 20, batches.batch(0, 20))
+    for number, name in enumerate(names):
+        chosen = losses.flatten()[torch.from_numpy(sources.astype(int)).flatten() == number]
+        if len(chosen):
+            assert found["by_source"][name] == pytest.approx(float(chosen.mean()), abs=1e-5)
+
+
+def test_a_hugging_face_model_is_asked_for_the_same_masks(tmp_path):
+    run_of(tmp_path)
+    text = prepared(tmp_path / "text")
+    found = []
+    for model in (str(tmp_path / "runs" / "mae_lm"), str(roberta(tmp_path / "roberta"))):
+        options = EvaluateOptions(model, "masked-loss", str(text), out=str(tmp_path / "x.json"), rows=10, row_tokens=48)
+        found.append(run_evaluate(options))
+    assert found[0]["masked_tokens"] == found[1]["masked_tokens"]
+    theirs = load_masked_model(tmp_path / "roberta")
+    assert found[1]["loss"] == pytest.approx(np.log(byte_level().vocabulary), abs=0.5)  # untrained
+    assert theirs.shape.row_tokens == 48
+    with pytest.raises(Refusal, match="at most 48"):
+        run_evaluate(EvaluateOptions(str(tmp_path / "roberta"), "masked-loss", str(text), row_tokens=64))
+
+
+def test_similarity_and_saved_models(tmp_path):
+    run_of(tmp_path)
+    model = str(tmp_path / "runs" / "mae_lm")
+    rows = [{"a": "the cat saw", "b": "the cat saw", "score": 5.0}, {"a": "the cat", "b": "Paris;", "score": 1.0},
+            {"a": "bird", "b": "the the the", "score": 0.0}]  # fmt: skip
+    write_lines(tmp_path / "pairs.jsonl", rows)
+    options = EvaluateOptions(model, "similarity", str(tmp_path), task="own", texts=("a", "b"), label="score",
+                              dev="pairs.jsonl", out=str(tmp_path / "x.json"))  # fmt: skip
+    found = run_evaluate(options)
+    assert found["scores"]["dev"]["spearman"] >= 0.5  # equal texts come first
+    from latemask.hf.vectors import encode
+
+    first, second = encode([row["a"] for row in rows], model), encode([row["b"] for row in rows], model)
+    cosines = torch.nn.functional.cosine_similarity(first, second)
+    assert found["scores"]["dev"]["pearson"] == pytest.approx(float(np.corrcoef(cosines, [5, 1, 0])[0, 1]), abs=1e-5)
+    shared = {"task": ("own",), "data": str(tmp_path), "train": "pairs.jsonl", "dev": "pairs.jsonl", "texts": ("a", "b"),
+              "label": "score", "epochs": 1, "save": True, "sequence_tokens": 48}  # fmt: skip
+    for kind in ("regression", "similarity", "classification"):
+        out = tmp_path / kind
+        [row] = run_finetune(FinetuneOptions(model, kind=kind, out=str(out), **shared))
+        [saved] = out.glob("*.model")
+        again = run_evaluate(
+            EvaluateOptions(str(saved), "finetuned", str(tmp_path), dev="pairs.jsonl", out=str(tmp_path / "y.json"))
+        )
+        assert again["scores"]["dev"] == pytest.approx(row["scores"]["dev"])
+    with pytest.raises(Refusal, match=r"no finetuned\.json"):
+        run_evaluate(EvaluateOptions(model, "finetuned", str(tmp_path), dev="pairs.jsonl"))
