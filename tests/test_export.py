@@ -21,7 +21,13 @@ import torch
 from safetensors import safe_open
 from tokenizers import Tokenizer as Library
 from tokenizers import models, normalizers, pre_tokenizers, trainers
-from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer, pipeline
+from transformers import (
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    pipeline,
+)
 
 from latemask.config import Run
 from latemask.errors import Refusal
@@ -94,6 +100,17 @@ def test_an_encoder_without_relative_positions_is_a_roberta(encoder):
     assert model.config.max_position_embeddings == 36 + byte_level().specials.pad + 1
     assert model.config.vocab_size == byte_level().vocabulary
     assert model.config.hidden_act == "gelu"
+
+
+def test_a_classifier_grows_on_an_encoder(encoder):
+    classifier, report = AutoModelForSequenceClassification.from_pretrained(encoder, output_loading_info=True)
+    assert all(name.startswith("classifier.") for name in report["missing_keys"])
+    assert all(name.startswith("pooler.") for name in report["unexpected_keys"])
+    inputs = AutoTokenizer.from_pretrained(encoder)(["the cat", "a dog"], return_tensors="pt", padding=True)
+    loss = classifier.train()(**inputs, labels=torch.tensor([0, 1])).loss
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert classifier.roberta.embeddings.word_embeddings.weight.grad.abs().sum() > 0
 
 
 def test_the_card_has_the_run_s_numbers_and_no_license(encoder):

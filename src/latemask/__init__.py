@@ -1,6 +1,19 @@
 """Pretrain text encoders with [MASK] kept out of the encoder until late.
 
->>> from latemask import load_encoder, load_pretrained, encode, pretrain, recipe, Run
+A recipe is a whole Run; a variant is the Run with fields changed. Pretraining reads a folder made by ``latemask
+prepare`` and writes a run folder, from which encoder, encoder + decoder, and vectors of texts come:
+
+>>> import latemask
+>>> from latemask.config import replace
+>>> run = replace(latemask.recipe("mae_lm_tiny"), {"training.steps": 2, "training.batch_rows": 8})
+>>> isinstance(run, latemask.Run)
+True
+>>> latemask.pretrain(run, "data/en", "runs/x").reason
+'steps'
+>>> encoder = latemask.load_encoder("runs/x")
+>>> pretrained = latemask.load_pretrained("runs/x")
+>>> latemask.encode(["Paris is a city.", "So is Rome."], "runs/x").shape
+torch.Size([2, 128])
 
 Names are imported when they are asked for: ``import latemask`` needs no torch.
 """
