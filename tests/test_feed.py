@@ -380,6 +380,10 @@ def test_sources_are_those_of_a_walk_along_the_stream():
         for m, position in enumerate(batch.positions[b, batch.n_visible :].tolist()):
             assert found[b, m] == source_of[row * 31 + position - 1]
             assert batch.targets[b, m] == stream.tokens[row * 31 + position - 1]
+    everywhere = validation.rows.sources(
+        np.arange(validation.rows.count), np.tile(np.arange(1, 32), (validation.rows.count, 1))
+    )
+    assert everywhere.ravel().tolist() == source_of[: everywhere.size]
     assert ValidationBatches(Rows(prose(SHAPE), SHAPE, MASKED), MASKING, 4).sources(0, 1, batch.slice(0, 1)) is None
 
 
