@@ -1,7 +1,4 @@
-"""Draws docs/idea.svg from the recipes themselves: which tokens each block works on, and where the masks join.
-
-Run it with ``python docs/idea.py``; a test holds the picture to the recipes.
-"""
+"""docs/idea.svg, drawn from the recipes themselves: which tokens each block works on, and where the masks join."""
 
 from __future__ import annotations
 
@@ -40,6 +37,11 @@ def drawing() -> str:
         parts += panel(run, title, caption, LEFT + PANEL * number, base)
     parts += legend(LEFT, base + 34)
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def write() -> None:
+    """docs/idea.svg."""
+    Path(__file__).with_name("idea.svg").write_text(drawing(), encoding="utf-8")
 
 
 def panel(run: Run, title: str, caption: str, left: int, base: int) -> list[str]:
@@ -91,7 +93,3 @@ def text(
 ) -> str:  # fmt: skip
     return (f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" font-weight="{weight}" '
             f'fill="{colour}">{content}</text>')  # fmt: skip
-
-
-if __name__ == "__main__":
-    Path(__file__).with_name("idea.svg").write_text(drawing(), encoding="utf-8")

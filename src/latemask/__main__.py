@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from latemask.errors import Refusal
 
@@ -18,11 +19,11 @@ REFUSED, FAILED, INTERRUPTED = 2, 1, 130
 
 @dataclass(frozen=True)
 class Command:
-    """One command. ``run`` takes the parsed ``options``, or the raw arguments where ``options`` is empty."""
+    """One command. ``run`` takes the parsed ``options``, or the raw arguments where ``options`` is empty; both are
+    ``module:name``, imported when the command is asked for."""
 
     name: str
     summary: str
-    module: str
     run: str
     options: str = ""
     positional: tuple[str, ...] = ()
@@ -30,27 +31,35 @@ class Command:
 
 
 COMMANDS = (
-    Command("tokenizer", "train a tokenizer on your text", "latemask.text.tokenizer", "run_tokenizer",
-            "TokenizerOptions"),
-    Command("prepare", "turn your text into tokens on disk", "latemask.text.prepare", "run_prepare", "PrepareOptions"),
-    Command("recipes", "a table of every recipe", "latemask.cli.recipes", "run_recipes", "RecipesOptions"),
-    Command("cost", "parameters, FLOPs per token, ratio to MLM, memory, GPU-hours of a recipe", "latemask.study.cost",
-            "run_cost", "CostOptions", ("recipe",)),
-    Command("plan", "the recipe for your text and GPU-hours, and what to expect", "latemask.study.plan", "run_plan",
-            "PlanOptions"),
-    Command("pretrain", "pretrain an encoder, on one process or many; resume", "latemask.cli.pretrain", "run_pretrain"),
-    Command("fill", "predict what stands behind each <mask> of a text", "latemask.hf", "run_fill", "FillOptions",
-            ("text",)),
-    Command("rank", "effective rank of every layer, with and without [MASK]", "latemask.cli.rank", "run_rank",
-            "RankOptions", ("model",)),
-    Command("theory", "MAE-LM's section 2.2 and appendix A, measured on a model", "latemask.cli.theory", "run_theory",
-            "TheoryOptions", ("model",)),
-    Command("export", "write a run as a folder that transformers loads", "latemask.hf", "run_export", "ExportOptions",
-            ("model",)),
-    Command("report", "runs side by side on one page", "latemask.report.page", "run_report", "ReportOptions",
-            ("runs",)),
-    Command("doctor", "card, versions, kernels in use, a short self-test", "latemask.cli.doctor", "run_doctor",
-            "DoctorOptions"),
+    Command("demo", "three encoders on real prose, on a CPU, in minutes",
+            "latemask.demo:run_demo", "latemask.demo:DemoOptions"),
+    Command("tokenizer", "train a tokenizer on your text",
+            "latemask.text.tokenizer:run_tokenizer", "latemask.text.tokenizer:TokenizerOptions"),
+    Command("prepare", "turn your text into tokens on disk",
+            "latemask.text.prepare:run_prepare", "latemask.text.prepare:PrepareOptions"),
+    Command("recipes", "a table of every recipe",
+            "latemask.cli.recipes:run_recipes", "latemask.cli.recipes:RecipesOptions"),
+    Command("cost", "parameters, FLOPs per token, ratio to MLM, memory, GPU-hours of a recipe",
+            "latemask.study.cost:run_cost", "latemask.study.cost:CostOptions", ("recipe",)),
+    Command("plan", "the recipe for your text and GPU-hours, and what to expect",
+            "latemask.study.plan:run_plan", "latemask.study.plan:PlanOptions"),
+    Command("pretrain", "pretrain an encoder, on one process or many; resume", "latemask.cli.pretrain:run_pretrain"),
+    Command("fill", "predict what stands behind each <mask> of a text",
+            "latemask.hf:run_fill", "latemask.hf:FillOptions", ("text",)),
+    Command("finetune", "fine-tune on GLUE, SQuAD 2.0 or a task of your own",
+            "latemask.downstream.runner:run_finetune", "latemask.downstream.options:FinetuneOptions", ("model",)),
+    Command("evaluate", "minimal pairs, masked loss, similarity; no training",
+            "latemask.downstream.evaluation:run_evaluate", "latemask.downstream.options:EvaluateOptions", ("model",)),
+    Command("rank", "effective rank of every layer, with and without [MASK]",
+            "latemask.cli.rank:run_rank", "latemask.cli.rank:RankOptions", ("model",)),
+    Command("theory", "MAE-LM's section 2.2 and appendix A, measured on a model",
+            "latemask.cli.theory:run_theory", "latemask.cli.theory:TheoryOptions", ("model",)),
+    Command("export", "write a run as a folder that transformers loads",
+            "latemask.hf:run_export", "latemask.hf:ExportOptions", ("model",)),
+    Command("report", "runs side by side on one page",
+            "latemask.report.page:run_report", "latemask.report.page:ReportOptions", ("runs",)),
+    Command("doctor", "card, versions, kernels in use, a short self-test",
+            "latemask.cli.doctor:run_doctor", "latemask.cli.doctor:DoctorOptions"),
 )  # fmt: skip
 
 
@@ -79,13 +88,18 @@ def dispatch(arguments: Sequence[str]) -> int | None:
         known = [command.name for command in COMMANDS]
         close = difflib.get_close_matches(name, known, n=3) or known
         raise Refusal("command", repr(name), f"one of {', '.join(close)}", "`latemask --help` lists all commands")
-    module = importlib.import_module(command.module)
     if not command.options:
-        return getattr(module, command.run)(rest)
+        return named(command.run)(rest)
     from latemask.cli.options import parse
 
-    options = parse(getattr(module, command.options), rest, prog=f"latemask {name}", positional=command.positional)
-    return getattr(module, command.run)(options)
+    options = parse(named(command.options), rest, prog=f"latemask {name}", positional=command.positional)
+    return named(command.run)(options)
+
+
+def named(place: str) -> Any:
+    """What ``module:name`` names."""
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def main() -> None:

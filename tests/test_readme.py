@@ -1,0 +1,127 @@
+"""The README: its commands run as they stand, only smaller; what it computes is what the code computes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"<!-- run -->\n```(bash|python)\n(.*?)```", README, re.DOTALL)
+TINY = ("tiny --training.steps 2 --training.batch-rows 4 --training.validation-rows 4 --training.compile off "
+        "--shape.row-tokens 32 --shape.depth 2")  # fmt: skip
+SMALLER = {
+    "--vocab-size 32768": "--vocab-size 400",
+    "_small ": f"_{TINY} ",
+    "_base ": f"_{TINY} ",
+    "--training.steps 1000": "--training.steps 3",
+    "--nproc-per-node 8": "--nproc-per-node 2",
+    "latemask rank": "latemask rank --tokens 500",
+}
+"""The same command at a size for a test."""
+
+
+def smaller(block: str) -> str:
+    for long, short in SMALLER.items():
+        block = block.replace(long, short)
+    return block
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory) -> Path:
+    """A folder with ``my-text/`` in it, as a stranger may have: Python's help topics, a file each."""
+    from pydoc_data.topics import topics
+
+    folder = tmp_path_factory.mktemp("desk")
+    (folder / "my-text").mkdir()
+    for name, text in topics.items():
+        (folder / "my-text" / f"{name}.txt").write_text(text, encoding="utf-8")
+    return folder
+
+
+def run_block(kind: str, block: str, desk: Path) -> None:
+    program = ["bash", "-euc", smaller(block)] if kind == "bash" else [sys.executable, "-c", block]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(program, cwd=desk, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, f"{block}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_commands_run_in_order(desk):
+    assert [kind for kind, _ in BLOCKS].count("bash") >= 5
+    for kind, block in BLOCKS:
+        run_block(kind, block, desk)
+    assert (desk / "report.html").is_file()
+    assert (desk / "out" / "mae" / "model.safetensors").is_file()
+    assert json.loads((desk / "runs" / "late" / "step-0000002" / "run.json").read_text())["masking"]["joins"] == [
+        "0:0.0:0.2", "decoder:0.2:1.0"]  # fmt: skip
+
+
+def test_every_command_of_the_readme_exists():
+    from latemask.__main__ import COMMANDS
+
+    named = set(re.findall(r"(?:^|`|-m )latemask ([a-z]+)", README, re.MULTILINE))
+    assert named <= {command.name for command in COMMANDS}
+    assert {"tokenizer", "prepare", "pretrain", "export", "fill", "rank", "report", "doctor", "cost"} <= named
+
+
+def test_flags_of_the_readme_exist():
+    """Each dotted flag is a field of the recipes; each other flag is in its command's help."""
+    from latemask.config import replace
+    from latemask.recipes import recipe
+
+    run = recipe("mae_lm_small")
+    for part, name in set(re.findall(r"--(shape|masking|decoder|training)\.([a-z-]+)", README)):
+        name = name.replace("-", "_")
+        replace(run, {f"{part}.{name}": getattr(getattr(run, part), name)})
+
+
+def test_files_of_the_tree_exist():
+    tree = re.search(r"<!-- tree -->\n```\n(.*?)```", README, re.DOTALL)
+    assert tree is not None
+    folders: list[str] = []
+    seen = 0
+    for line in tree[1].splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        name = line.split()[0]
+        folders = folders[:depth]
+        assert (ROOT / "/".join([*folders, name])).exists(), name
+        if name.endswith("/"):
+            folders.append(name.rstrip("/"))
+        seen += 1
+    assert seen > 40
+
+
+@pytest.fixture
+def docs(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    import refresh
+
+    return refresh
+
+
+def test_figure_and_costs_are_what_the_recipes_say(docs):
+    costs, idea = docs.costs, docs.idea
+    assert (ROOT / "docs" / "idea.svg").read_text(encoding="utf-8") == idea.drawing()
+    assert json.loads(costs.RESULTS.read_text())["costs"] == json.loads(json.dumps(costs.costs()))
+    assert docs.refreshed(README, {"costs": costs.markdown(costs.costs())}) == README
+    assert docs.refreshed("a\n<!-- x -->\nold\n<!-- /x -->\nb", {"x": "new\n"}) == "a\n<!-- x -->\nnew\n<!-- /x -->\nb"
+
+
+def test_exit_status_of_a_stopped_run_is_the_documented_one():
+    from latemask.training.loop import PREEMPTED
+
+    assert f"exit status {PREEMPTED}" in README
+
+
+def test_pictures_and_files_that_are_named_are_there():
+    for target in re.findall(r"\]\(([^)#:]+)\)", README):
+        assert (ROOT / target).is_file(), target
