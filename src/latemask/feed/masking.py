@@ -8,7 +8,7 @@ here keeps state.
 from __future__ import annotations
 
 import math
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -44,12 +44,12 @@ def _mix(x: Integers) -> Integers:
     return x ^ _shifted(x, 31)
 
 
-def noise(*keys: int | np.integer | np.ndarray | Tensor):
+def noise(*keys: int | np.integer | np.ndarray | Tensor) -> Any:
     """64 even bits, as int64, for each element of the keys' broadcast shape: the same keys, the same bits, anywhere.
 
     Whole numbers may be mixed with int64 arrays or with int64 tensors of one device.
     """
-    state = 0
+    state: Any = 0
     for key in keys:
         key = int(key) if isinstance(key, int | np.integer) or (isinstance(key, np.ndarray) and not key.ndim) else key
         state = _mix(_mix(_wrapped(key + _GOLDEN)) ^ _wrapped(state + _GOLDEN))
