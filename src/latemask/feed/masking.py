@@ -51,8 +51,9 @@ def noise(*keys: int | np.integer | np.ndarray | Tensor) -> Any:
     """
     state: Any = 0
     for key in keys:
-        key = int(key) if isinstance(key, int | np.integer) or (isinstance(key, np.ndarray) and not key.ndim) else key
-        state = _mix(_mix(_wrapped(key + _GOLDEN)) ^ _wrapped(state + _GOLDEN))
+        is_number = isinstance(key, int | np.integer) or (isinstance(key, np.ndarray) and not key.ndim)
+        term: Any = int(key) if is_number else key
+        state = _mix(_mix(_wrapped(term + _GOLDEN)) ^ _wrapped(state + _GOLDEN))
     return state
 
 
