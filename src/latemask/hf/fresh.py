@@ -30,14 +30,12 @@ def answer(folder: Path) -> None:
                 return model(input_ids=ids, attention_mask=real).logits[ids == question["mask"]]
             return model(input_ids=ids, attention_mask=real).last_hidden_state[real.bool()]
 
-    texts = tokenizer(question["texts"], padding=True, truncation=True, return_tensors="pt")
+    together = tokenizer(question["texts"], padding=True, truncation=True, return_tensors="pt")
+    alone = [tokenizer(text, truncation=True, return_tensors="pt") for text in [*question["texts"], question["long"]]]
     tensors = {
-        "texts.ids": texts["input_ids"],
-        "texts.real": texts["attention_mask"],
-        "texts": outputs(texts["input_ids"], texts["attention_mask"]),
+        "texts": outputs(together["input_ids"], together["attention_mask"]),
+        "alone": torch.cat([outputs(one["input_ids"], one["attention_mask"]) for one in alone]),
     }
-    alone = [tokenizer(text, truncation=True, return_tensors="pt") for text in question["texts"]]
-    tensors["alone"] = torch.cat([outputs(one["input_ids"], one["attention_mask"]) for one in alone])
     rows = load_file(folder / "rows.safetensors")
     for side in ("full", "right", "left"):
         tensors[side] = outputs(rows[f"{side}.ids"], rows[f"{side}.real"].long())
@@ -51,6 +49,8 @@ def answer(folder: Path) -> None:
         "tokenizer_class": type(tokenizer).__name__,
         "longest": tokenizer.model_max_length,
         "literals": tokenizer(question["literals"])["input_ids"],
+        "together": together["input_ids"].tolist(),
+        "alone": [one["input_ids"][0].tolist() for one in alone],
         "transformers": transformers.__version__,
     }
     (folder / "answer.json").write_text(json.dumps(answers))

@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,14 +69,14 @@ def verify(export: Path, model: Encoder | MaskedModel, tokenizer: Tokenizer, *, 
     """
     fills_masks = isinstance(model, MaskedModel)
     shape = model.shape
-    long = SENTENCE * shape.row_tokens
-    texts = [*MASKED_TEXTS, MASK + " " + long] if fills_masks else [*TEXTS, long]
-    literals = " ".join(tokenizer.special_names.values())
+    texts, long = (MASKED_TEXTS, f"{MASK} ") if fills_masks else (TEXTS, "")
+    long += SENTENCE * shape.row_tokens
+    mask, literals = tokenizer.special_names["mask"], " ".join(tokenizer.special_names.values())
     rows = _rows(shape, fills_masks)
     question = {
         "export": str(export.resolve()), "trusts_code": trusts_code, "fills_masks": fills_masks,
-        "mask": shape.specials.mask, "texts": [text.replace(MASK, tokenizer.special_names["mask"]) for text in texts],
-        "literals": literals,
+        "mask": shape.specials.mask, "texts": [text.replace(MASK, mask) for text in texts],
+        "long": long.replace(MASK, mask), "literals": literals,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -90,19 +91,19 @@ def verify(export: Path, model: Encoder | MaskedModel, tokenizer: Tokenizer, *, 
     if answer["longest"] != shape.row_tokens:
         raise Refusal(export, f"a tokenizer for rows of {answer['longest']}", f"{shape.row_tokens} tokens")
 
-    own = _ids_of(texts, tokenizer, shape, fills_masks)
-    ids, real = padded(own, shape.specials.pad, "cpu")
-    if not torch.equal(ids, theirs["texts.ids"]) or not torch.equal(real.long(), theirs["texts.real"]):
-        number = next(
-            (n for n, row in enumerate(own) if row != theirs["texts.ids"][n][theirs["texts.real"][n] == 1].tolist()), 0
-        )
-        raise Refusal(
-            export, f"other ids from {answer['tokenizer_class']} for {texts[number][:60]!r}", "the ids of training"
-        )
+    own = _ids_of([*texts, long], tokenizer, shape, fills_masks)
+    ids, real = padded(own[:-1], shape.specials.pad, "cpu")
+    for text, expected, found in zip([*texts, long], own, answer["alone"], strict=True):
+        if expected != found:
+            found = f"other ids from {answer['tokenizer_class']} for {text[:60]!r}"
+            raise Refusal(export, found, "the ids of training")
+    if answer["together"] != ids.tolist():
+        raise Refusal(export, f"other padding from {answer['tokenizer_class']}", f"{shape.specials.pad} on the right")
 
     model.double().eval()
     ours = {"texts": _outputs(model, ids, real)}
-    ours["alone"] = ours["texts"]
+    last = torch.tensor(own[-1:])
+    ours["alone"] = torch.cat([ours["texts"], _outputs(model, last, torch.ones_like(last, dtype=torch.bool))])
     for side in ("full", "right", "left"):
         ours[side] = _outputs(model, rows[f"{side}.ids"], rows[f"{side}.real"])
     difference = 0.0
@@ -116,7 +117,7 @@ def verify(export: Path, model: Encoder | MaskedModel, tokenizer: Tokenizer, *, 
                     answer["literals"] == literal_ids, answer["transformers"])  # fmt: skip
 
 
-def _ids_of(texts: list[str], tokenizer: Tokenizer, shape: Shape, fills_masks: bool) -> list[list[int]]:
+def _ids_of(texts: Sequence[str], tokenizer: Tokenizer, shape: Shape, fills_masks: bool) -> list[list[int]]:
     if fills_masks:
         found = [masked_ids(text.split(MASK), tokenizer) for text in texts]
     else:
@@ -125,23 +126,26 @@ def _ids_of(texts: list[str], tokenizer: Tokenizer, shape: Shape, fills_masks: b
 
 
 def _rows(shape: Shape, fills_masks: bool) -> dict[str, Tensor]:
-    """Rows of random ids: three of full length, and three lengths padded on either side, a few masks in each."""
+    """Rows of random ids: one of full length, and three of up to half of it padded on either side, with a few masks."""
     random = torch.Generator().manual_seed(0)
-    ordinary = [number for number in range(shape.vocabulary) if number not in shape.specials.ids]
-    drawn = torch.randint(len(ordinary), (3, shape.row_tokens), generator=random)
-    full = torch.tensor(ordinary)[drawn]
-    full[:, 0], full[:, -1] = shape.specials.bos, shape.specials.eos
-    if fills_masks:
-        for row, masks in enumerate((1, shape.row_tokens // 4 + 1, 2)):
-            full[row, 1 + torch.randperm(shape.row_tokens // 2, generator=random)[:masks]] = shape.specials.mask
-    lengths = torch.tensor([[shape.row_tokens], [shape.row_tokens // 2 + 2], [2]])
-    places = torch.arange(shape.row_tokens)
-    right, left = places < lengths, places >= shape.row_tokens - lengths
+    ordinary = torch.tensor([number for number in range(shape.vocabulary) if number not in shape.specials.ids])
+    half = shape.row_tokens // 2 + 1
+
+    def drawn(count: int, length: int) -> Tensor:
+        ids = ordinary[torch.randint(len(ordinary), (count, length), generator=random)]
+        ids[:, 0], ids[:, -1] = shape.specials.bos, shape.specials.eos
+        if fills_masks:
+            for row, masks in enumerate((length // 4 + 1, 2, 1)[:count]):
+                ids[row, 1 + torch.randperm(length // 2, generator=random)[:masks]] = shape.specials.mask
+        return ids
+
+    full, short = drawn(1, shape.row_tokens), drawn(3, half)
+    lengths, places = torch.tensor([[half], [half // 2 + 1], [2]]), torch.arange(half)
     rows = {"full.ids": full, "full.real": torch.ones_like(full, dtype=torch.bool)}
-    for side, real in (("right", right), ("left", left)):
-        rows[f"{side}.ids"] = full.masked_fill(~real, shape.specials.pad)
+    for side, real in (("right", places < lengths), ("left", places >= half - lengths)):
+        rows[f"{side}.ids"] = short.masked_fill(~real, shape.specials.pad)
         rows[f"{side}.real"] = real
-    return {name: tensor.clone() for name, tensor in rows.items()}
+    return rows
 
 
 def _outputs(model: Encoder | MaskedModel, ids: Tensor, real: Tensor) -> Tensor:
