@@ -9,12 +9,12 @@ import transformers
 
 from latemask.config import replace
 from latemask.downstream.blimp import Pair, accuracies, read_pairs, sentence_rows
-from latemask.downstream.evaluation import run_evaluate
+from latemask.downstream.evaluation import evaluate
 from latemask.downstream.inputs import Inputs
 from latemask.downstream.likelihood import pseudo_log_likelihoods
 from latemask.downstream.masked_loss import held_out, masked_loss
 from latemask.downstream.options import EvaluateOptions, FinetuneOptions
-from latemask.downstream.runner import run_finetune
+from latemask.downstream.runner import finetune
 from latemask.errors import Refusal
 from latemask.hf.loading import load_masked_model
 from latemask.model.masked_model import MaskedModel
@@ -122,8 +122,10 @@ def run_of(folder, system="mae_lm"):
 def roberta(folder):
     """A Hugging Face masked language model with the same tokenizer."""
     tokenizer = byte_level()
-    config = transformers.RobertaConfig(vocab_size=tokenizer.vocabulary, hidden_size=32, num_hidden_layers=1,
-                                        num_attention_heads=2, intermediate_size=48, max_position_embeddings=50)  # fmt: skip
+    config = transformers.RobertaConfig(
+        vocab_size=tokenizer.vocabulary, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        intermediate_size=48, max_position_embeddings=50,
+    )  # fmt: skip
     torch.manual_seed(0)
     transformers.RobertaForMaskedLM(config).save_pretrained(folder)
     names = {f"{role}_token": name for role, name in tokenizer.special_names.items()}
@@ -141,7 +143,7 @@ def test_the_command_scores_runs_and_hugging_face_models(tmp_path, capsys):
     write_lines(tmp_path / "pairs.jsonl", pairs)
     for model in (str(run_of(tmp_path)), str(roberta(tmp_path / "roberta"))):
         out = tmp_path / "out.json"
-        found = run_evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "pairs.jsonl"), out=str(out)))
+        found = evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "pairs.jsonl"), out=str(out)))
         assert found["paradigms"]["tied"] == {"field": "f", "accuracy": 0.0, "pairs": 1, "ties": 1}
         assert found["ties"] == 1
         assert json.loads(out.read_text()) == found
@@ -185,13 +187,13 @@ def test_a_hugging_face_model_is_asked_for_the_same_masks(tmp_path):
     found = []
     for model in (str(tmp_path / "runs" / "mae_lm"), str(roberta(tmp_path / "roberta"))):
         options = EvaluateOptions(model, "masked-loss", str(text), out=str(tmp_path / "x.json"), rows=10, row_tokens=48)
-        found.append(run_evaluate(options))
+        found.append(evaluate(options))
     assert found[0]["masked_tokens"] == found[1]["masked_tokens"]
     theirs = load_masked_model(tmp_path / "roberta")
     assert found[1]["loss"] == pytest.approx(np.log(byte_level().vocabulary), abs=0.5)  # untrained
     assert theirs.shape.row_tokens == 48
     with pytest.raises(Refusal, match="at most 48"):
-        run_evaluate(EvaluateOptions(str(tmp_path / "roberta"), "masked-loss", str(text), row_tokens=64))
+        evaluate(EvaluateOptions(str(tmp_path / "roberta"), "masked-loss", str(text), row_tokens=64))
 
 
 def test_similarity_and_saved_models(tmp_path):
@@ -202,22 +204,22 @@ def test_similarity_and_saved_models(tmp_path):
     write_lines(tmp_path / "pairs.jsonl", rows)
     options = EvaluateOptions(model, "similarity", str(tmp_path), task="own", texts=("a", "b"), label="score",
                               dev="pairs.jsonl", out=str(tmp_path / "x.json"))  # fmt: skip
-    found = run_evaluate(options)
+    found = evaluate(options)
     assert found["scores"]["dev"]["spearman"] >= 0.5  # equal texts come first
     from latemask.hf.vectors import encode
 
     first, second = encode([row["a"] for row in rows], model), encode([row["b"] for row in rows], model)
     cosines = torch.nn.functional.cosine_similarity(first, second)
     assert found["scores"]["dev"]["pearson"] == pytest.approx(float(np.corrcoef(cosines, [5, 1, 0])[0, 1]), abs=1e-5)
-    shared = {"task": ("own",), "data": str(tmp_path), "train": "pairs.jsonl", "dev": "pairs.jsonl", "texts": ("a", "b"),
-              "label": "score", "epochs": 1, "save": True, "sequence_tokens": 48}  # fmt: skip
+    shared = {"task": ("own",), "data": str(tmp_path), "train": "pairs.jsonl", "dev": "pairs.jsonl"}
+    shared |= {"texts": ("a", "b"), "label": "score", "epochs": 1, "save": True, "sequence_tokens": 48}
     for kind in ("regression", "similarity", "classification"):
         out = tmp_path / kind
-        [row] = run_finetune(FinetuneOptions(model, kind=kind, out=str(out), **shared))
+        [row] = finetune(FinetuneOptions(model, kind=kind, out=str(out), **shared))
         [saved] = out.glob("*.model")
-        again = run_evaluate(
+        again = evaluate(
             EvaluateOptions(str(saved), "finetuned", str(tmp_path), dev="pairs.jsonl", out=str(tmp_path / "y.json"))
         )
         assert again["scores"]["dev"] == pytest.approx(row["scores"]["dev"])
     with pytest.raises(Refusal, match=r"no finetuned\.json"):
-        run_evaluate(EvaluateOptions(model, "finetuned", str(tmp_path), dev="pairs.jsonl"))
+        evaluate(EvaluateOptions(model, "finetuned", str(tmp_path), dev="pairs.jsonl"))

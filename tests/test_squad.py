@@ -13,7 +13,7 @@ from latemask.config import replace
 from latemask.downstream.finetune import Bench, result_of
 from latemask.downstream.inputs import Inputs
 from latemask.downstream.options import FinetuneOptions
-from latemask.downstream.runner import run_finetune
+from latemask.downstream.runner import finetune
 from latemask.downstream.settings import Settings
 from latemask.downstream.squad import (
     Question,
@@ -210,9 +210,11 @@ def test_the_command_writes_predictions(tmp_path):
     animals(tmp_path, "train", 0)
     animals(tmp_path, "dev", 1)
     write_run(tmp_path / "runs" / "x", replace(recipe("mlm_tiny"), TINY), byte_level())
-    options = FinetuneOptions(str(tmp_path / "runs" / "x"), ("squad2",), str(tmp_path), train="train.json", dev="dev.json",
-                              epochs=1, batch_rows=16, sequence_tokens=48, stride_tokens=8)  # fmt: skip
-    [row] = run_finetune(options)
+    options = FinetuneOptions(
+        str(tmp_path / "runs" / "x"), ("squad2",), str(tmp_path), train="train.json", dev="dev.json", epochs=1,
+        batch_rows=16, sequence_tokens=48, stride_tokens=8,
+    )  # fmt: skip
+    [row] = finetune(options)
     [files] = (tmp_path / "runs" / "x" / "downstream").glob("*.files")
     names = ("predictions", "nbest", "null_odds")
     predictions, nbest, odds = (json.loads((files / f"{name}.json").read_text()) for name in names)
@@ -220,4 +222,4 @@ def test_the_command_writes_predictions(tmp_path):
     assert len(predictions) == 48
     assert row["metric"] == "f1"
     with pytest.raises(Refusal, match="share"):
-        run_finetune(dataclasses.replace(options, dev="train.json"))
+        finetune(dataclasses.replace(options, dev="train.json"))

@@ -23,7 +23,12 @@ MASKED_BATCH_TOKENS = {"cuda": 16_384}
 OTHER_BATCH_TOKENS = 4_096
 
 
-def run_evaluate(options: EvaluateOptions) -> dict[str, Any]:
+def run_evaluate(options: EvaluateOptions) -> None:
+    """What ``latemask evaluate`` does: see ``evaluate``."""
+    evaluate(options)
+
+
+def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Evaluate, print, write the JSON, and return what it holds. Raises ``Refusal`` for unusable models or data."""
     from latemask.training.distributed import pick_device
 

@@ -136,7 +136,9 @@ class Bench:
             evaluation = self.evaluate(settings)
             score = score_of(self.problem.task, evaluation.scores)
             loss = float(stepper.loss_sum) / (done - float(stepper.skipped) or 1.0)
-            history.append({"epoch": epoch + 1, "loss_so_far": loss, "scores": evaluation.scores})
+            history.append(
+                {"epoch": epoch + 1, "loss_so_far": loss, "seconds_so_far": seconds, "scores": evaluation.scores}
+            )
             if settings.patience is not None:
                 if best is None or score > best[0]:
                     held = {

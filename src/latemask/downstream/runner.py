@@ -26,7 +26,12 @@ SHOWN = {*METRICS, "span_f1", "exact", "best_exact", "best_f1"}
 """Metrics that the printed table has room for."""
 
 
-def run_finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
+def run_finetune(options: FinetuneOptions) -> None:
+    """What ``latemask finetune`` does: see ``finetune``."""
+    finetune(options)
+
+
+def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
     """Run every point that is not done, print the table, and return its rows (``grid.summarize``).
 
     Raises ``Refusal`` for unusable options, models or data, and, after the other points, where a process failed.
