@@ -117,6 +117,8 @@ def prepare(
     if total is not None and total < SMALL_BYTES:
         workers = 1
     _check_room(files, reading, tokenizer, total, out)
+    if deduplicate:
+        say(f"Removing duplicates takes about {BYTES_PER_DUPLICATE} bytes of memory per document")
 
     with written_aside(out) as aside:
         writer = _Writer(aside, tokenizer, len(held_out), valid_share, deduplicate)
