@@ -88,12 +88,12 @@ def write_lines(path, rows):
 
 def test_any_minimal_pairs_are_read(tmp_path):
     write_lines(
-        tmp_path / "data" / "one.jsonl", [{"sentence_good": "a", "sentence_bad": "b", "UID": "p", "field": "f"}] * 2
+        tmp_path / "data" / "one.jsonl", [{"sentence_good": "a", "sentence_bad": "b", "UID": "p", "field": "f/g"}] * 2
     )
     write_lines(tmp_path / "data" / "two.jsonl", [{"sentence_good": "a", "sentence_bad": "b"}, {"sentence_good": "a"},
                                                   {"sentence_good": " ", "sentence_bad": "b"}])  # fmt: skip
     pairs, refused = read_pairs(tmp_path)
-    assert [(pair.paradigm, pair.field) for pair in pairs] == [("p", "f")] * 2 + [("two", "all")]
+    assert [(pair.paradigm, pair.field) for pair in pairs] == [("p", "f_g")] * 2 + [("two", "all")]
     assert list(refused.values()) == [2]
     assert len(read_pairs(tmp_path, first=1)[0]) == 2
     with pytest.raises(Refusal, match="yes"):

@@ -32,7 +32,8 @@ def read_pairs(
 ) -> tuple[list[Pair], dict[str, int]]:
     """The pairs of a .jsonl file, or of every one in a folder (or its ``data`` folder), and the rows refused by file.
 
-    A pair's paradigm is its ``UID``, else the file's name; its field ``field``, else "all". ``first``: pairs a file.
+    A pair's paradigm is its ``UID``, else the file's name; its field ``field``, else "all" (BLiMP spells one of its
+    fields in two ways, with / and with _). ``first``: pairs a file.
     """
     folder = data / "data" if (data / "data").is_dir() else data
     files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else [data]
@@ -46,7 +47,9 @@ def read_pairs(
             if not isinstance(one, str) or not isinstance(two, str) or not one.strip() or not two.strip():
                 table.refused.append((table.lines[number], "a sentence that is no text"))
                 continue
-            pairs.append(Pair(one, two, str(names[number] or path.stem), str(fields[number] or "all")))
+            pairs.append(
+                Pair(one, two, str(names[number] or path.stem), str(fields[number] or "all").replace("/", "_"))
+            )
         if table.refused:
             refused[str(path)] = len(table.refused)
     if not pairs:

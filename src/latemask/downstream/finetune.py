@@ -7,7 +7,7 @@ import hashlib
 import importlib.metadata
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,8 +112,8 @@ class Bench:
     def updates(self, settings: Settings) -> int:
         return settings.epochs * -(-self.examples // settings.batch_rows)
 
-    def train(self, settings: Settings) -> Training:
-        """Fine-tune from the first weights, and evaluate after every epoch."""
+    def train(self, settings: Settings, advance: Callable[[float], None] = lambda updates: None) -> Training:
+        """Fine-tune from the first weights, and evaluate after every epoch. ``advance`` is told of every update."""
         if bench_key(settings) != self.key:
             raise ValueError("a bench trains points that differ only in rates, epochs, patience and seed")
         stepper, self.stepper.settings = self.stepper, settings
@@ -128,6 +128,7 @@ class Bench:
             for batch in epoch_batches(self.lengths, settings.batch_rows, self._most_tokens(), settings.seed, epoch):
                 stepper.step(batch, settings.rate_at(done, updates))
                 done += 1
+                advance(1)
                 counted = batch.rows[batch.weight > 0]
                 real += int(self.lengths[counted].sum())
                 padded += batch.width * settings.batch_rows

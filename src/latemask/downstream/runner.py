@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -170,7 +170,8 @@ def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
                 if bench is None or bench.key != bench_key(settings):
                     bench = None  # its memory goes before the next one's comes
                     bench = Bench(model, problem, settings, device)
-                training = bench.train(settings)
+                with _progress(name, bench.updates(settings), options.parallel == 1) as advance:
+                    training = bench.train(settings, advance)
                 result = result_of(model, problem, settings, training, device)
                 if options.predictions or problem.task.kind == "span":
                     for file, value in training.evaluation.files.items():
@@ -180,6 +181,16 @@ def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
                 write_json(out / f"{name}.json", result)
                 console.say(_line(name, result))
     return names
+
+
+@contextlib.contextmanager
+def _progress(name: str, updates: int, is_alone: bool) -> Iterator[Callable[[float], None]]:
+    """A progress line, unless several processes would write into each other's."""
+    if is_alone:
+        with console.progress(name, updates, "updates") as advance:
+            yield advance
+    else:
+        yield lambda updates: None
 
 
 def make_problem(task: Task, options: FinetuneOptions, model: Any, settings: Settings) -> Any:

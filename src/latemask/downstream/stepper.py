@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latemask.downstream.bucketed import Batch, DeviceRows
 from latemask.downstream.heads import FineTuned, losses
 from latemask.downstream.settings import Settings
 from latemask.errors import Refusal
 
+BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""All but cuDNN, whose gradient is NaN with a mask at some lengths (pytorch/pytorch#196678)."""
 COMPILE_FROM_UPDATES = 4000
 """From so many updates on, compiling pays for itself."""
 
@@ -60,7 +63,6 @@ class Stepper:
             [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
             lr=rate, betas=settings.betas, eps=settings.epsilon, fused=True, capturable=self.uses_graphs,
         )  # fmt: skip
-        self.rate = rate
         self.numbers = torch.zeros(settings.batch_rows, dtype=torch.int64, device=device)
         self.weight = torch.zeros(settings.batch_rows, device=device)
         self.loss_sum = torch.zeros((), device=device)
@@ -74,14 +76,16 @@ class Stepper:
         """One update; an update whose loss or gradient is not finite is skipped and counted in ``skipped``."""
         self.numbers.copy_(torch.from_numpy(batch.rows), non_blocking=True)
         self.weight.copy_(torch.from_numpy(batch.weight), non_blocking=True)
-        if isinstance(self.rate, Tensor):
-            self.rate.fill_(learning_rate)
+        for group in self.optimizer.param_groups:
+            if isinstance(group["lr"], Tensor):
+                group["lr"].fill_(learning_rate)
+            else:
+                group["lr"] = learning_rate
+        if self.uses_graphs:
             if batch.width not in self.graphs:
                 self.graphs[batch.width] = self._captured(batch.width)
             self.graphs[batch.width].replay()
         else:
-            for group in self.optimizer.param_groups:
-                group["lr"] = learning_rate
             self._update(batch.width)
 
     def begin(self, initial: dict[str, Tensor]) -> None:
@@ -100,7 +104,7 @@ class Stepper:
         pairs = self.model.kind == "similarity"
         numbers = torch.cat([self.numbers, self.numbers + len(self.rows) // 2]) if pairs else self.numbers
         ids, real = self.rows.gather(numbers, width)
-        with autocast(self.device, self.settings):
+        with autocast(self.device, self.settings), sdpa_kernel(BACKENDS):
             scores = self.model(ids, real)
         loss = losses(self.model.kind, scores, self.labels.gather(self.numbers, width))
         return (loss * self.weight).sum() / self.weight.sum()
@@ -108,8 +112,10 @@ class Stepper:
     def _update(self, width: int) -> None:
         loss = self._loss(width)
         loss.backward()
-        clip = self.settings.clip_norm
-        norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), clip if clip is not None else float("inf"))
+        weights = [weight for weight in self.model.parameters() if weight.grad is not None]
+        norm = torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
+        if self.settings.clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(weights, self.settings.clip_norm, norm)
         finite = torch.isfinite(norm) & torch.isfinite(loss.detach())
         self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
