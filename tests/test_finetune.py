@@ -440,3 +440,35 @@ def test_graphs_train_as_plain_launches_do(kind):
         histories.append({name: p.detach().cpu() for name, p in bench.net.named_parameters()})
     for name, one in histories[0].items():
         torch.testing.assert_close(one, histories[1][name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_pairs_of_bert_have_two_types(tmp_path):
+    import tokenizers
+    from tokenizers import processors
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    tokenizer = byte_level()
+    library = tokenizers.Tokenizer.from_str(tokenizer.library.to_str())
+    library.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s>:0 $A:0 </s>:0 $B:1 </s>:1", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=tokenizer.vocabulary, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+                        intermediate_size=48, max_position_embeddings=48, pad_token_id=1)  # fmt: skip
+    bert = BertModel(config).eval()
+    bert.save_pretrained(tmp_path)
+    names = {f"{role}_token": name for role, name in tokenizer.special_names.items()}
+    theirs = PreTrainedTokenizerFast(tokenizer_object=library, **names)
+    theirs.save_pretrained(tmp_path)
+    model = Model.load(tmp_path)
+    assert model.type_token() == 2
+    net = FineTuned(model.encoder, "classification", 2, 0.0, model.type_token()).eval()
+    pairs = [("the cat", "saw the bird"), ("Paris is the capital", "the")]
+    rows = DeviceRows(model.inputs(FAST).rows(pairs), 1, CPU)
+    ids, real = rows.gather(torch.tensor([0, 1]), int(rows.lengths.max()))
+    encoded = theirs(
+        *map(list, zip(*pairs, strict=True)), padding=True, return_tensors="pt", return_token_type_ids=True
+    )
+    assert encoded["input_ids"].tolist() == ids.tolist()
+    assert encoded["token_type_ids"].any()
+    torch.testing.assert_close(net.hidden(ids, real)[real], bert(**encoded).last_hidden_state[real])
