@@ -1,0 +1,9 @@
+"""What is faster than torch's own. Each kernel stands beside its plain twin, which runs wherever it does not."""
+
+import importlib.util
+import os
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+"""Whether Triton's interpreter runs the kernels, on a CPU: for tests."""

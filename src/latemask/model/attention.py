@@ -14,6 +14,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from latemask.kernels import relative_attention
+from latemask.kernels.relative_attention import Relative
+
 
 class Geometry(NamedTuple):
     """What attention is told about who sits where."""
@@ -26,12 +29,15 @@ class Geometry(NamedTuple):
     """Cosine and sine of each token's rotary angles, h = head width / 2."""
     causal: bool = False
     """Whether a token sees only itself and what stands before it in memory."""
+    relative: Relative | None = None
+    """In place of ``bias`` and ``blind`` where the kernel runs."""
 
     def queries_from(self, start: int) -> Geometry:
         """The same for the queries from ``start`` on."""
         bias = None if self.bias is None else self.bias[:, :, start:]
         blind = None if self.blind is None else self.blind[:, :, start:]
-        return self._replace(bias=bias, blind=blind)
+        relative = None if self.relative is None else self.relative.queries_from(start)
+        return self._replace(bias=bias, blind=blind, relative=relative)
 
 
 def heads_first(x: Float[Tensor, "B n D"], heads: int) -> Float[Tensor, "B H n d"]:
@@ -46,6 +52,8 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, "B Q D"]:
     """softmax(q k' / sqrt(d) + bias) v, heads joined again (MAE-LM section 2.1)."""
+    if geometry.relative is not None:
+        return relative_attention.attention(q, k, v, geometry.relative, dropout).transpose(1, 2).flatten(2)
     bias = None if geometry.bias is None else geometry.bias.to(q.dtype)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=geometry.causal)
     if geometry.blind is not None:
@@ -70,6 +78,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, x: Float[Tensor, "B K D"], geometry: Geometry, start: int = 0) -> Float[Tensor, "B Q D"]:
         width = x.shape[-1]
+        dropout = self.dropout if self.training else 0.0
+        if start == 0 and geometry.relative is not None:
+            projected = self.query_key_value(x)
+            return self.output(relative_attention.self_attention(projected, self.heads, geometry.relative, dropout))
         if start == 0:
             q, k, v = self.query_key_value(x).chunk(3, dim=-1)
         else:
@@ -80,7 +92,6 @@ class SelfAttention(nn.Module):
         if geometry.rotation is not None:
             cosine, sine = geometry.rotation
             q, k = rotate(q, cosine[:, :, start:], sine[:, :, start:]), rotate(k, cosine, sine)
-        dropout = self.dropout if self.training else 0.0
         return self.output(attend(q, k, v, geometry.queries_from(start), dropout))
 
 
@@ -127,12 +138,22 @@ class RelativeBias(nn.Module):
         super().__init__()
         self.row_tokens = row_tokens
         self.table = nn.Embedding(buckets, heads)
+        bucket_of = relative_buckets(row_tokens, buckets, distance)
+        self.far = int((bucket_of != bucket_of[-1])[row_tokens - 1 :].sum())
         self.bucket_of: Tensor
-        self.register_buffer("bucket_of", relative_buckets(row_tokens, buckets, distance), persistent=False)
+        self.register_buffer("bucket_of", bucket_of, persistent=False)
 
     def forward(self, seats: Int[Tensor, "B n"]) -> Float[Tensor, "B H n n"]:
         offset = seats[:, None, :] - seats[:, :, None]
         return self.table(self.bucket_of[offset + self.row_tokens - 1]).permute(0, 3, 1, 2)
+
+    def by_distance(self, seats: Int[Tensor, "B n"], groups: tuple[Tensor, Tensor] | None = None) -> Relative:
+        """The same for the kernel; ``groups`` of queries and keys."""
+        middle = self.row_tokens - 1
+        table = self.table(self.bucket_of[middle - self.far : middle + self.far + 1]).T
+        seats = seats.int()
+        queries, keys = (group.int() for group in groups) if groups else (None, None)
+        return Relative(table, seats, seats, queries, keys, middle)
 
 
 def rotation(
@@ -143,6 +164,16 @@ def rotation(
     frequency = base ** (-torch.arange(0, head_width, 2, device=seats.device, dtype=dtype) / head_width)
     angle = seats[:, None, :, None] * frequency
     return angle.cos(), angle.sin()
+
+
+def groups(
+    document: Int[Tensor, "B n"], real: Bool[Tensor, "B n"] | None, *, isolates: bool
+) -> tuple[Int[Tensor, "B n"], Int[Tensor, "B n"]] | None:
+    """``sight`` as groups of queries and keys: one sees the other where they are equal. None: all see all."""
+    if real is None and not isolates:
+        return None
+    queries = document if isolates else torch.zeros_like(document)
+    return queries, queries if real is None else queries.masked_fill(~real, -1)
 
 
 def sight(

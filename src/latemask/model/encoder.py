@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from latemask.config import Shape
 from latemask.errors import Refusal
-from latemask.model.attention import Geometry, RelativeBias, rotation, sight
+from latemask.kernels import relative_attention
+from latemask.model.attention import Geometry, RelativeBias, groups, rotation, sight
 from latemask.model.stack import Door, Row, Stack
 
 
@@ -38,12 +39,16 @@ class Encoder(nn.Module):
     def geometry(self, row: Row) -> Geometry:
         """What every block of this encoder is told about the row."""
         shape, dtype = self.shape, row.x.dtype
+        head_width = shape.width // shape.heads
+        if self.relative_bias is not None and relative_attention.is_supported(row.x.device, dtype, head_width):
+            seen = groups(row.document, row.real, isolates=shape.isolate_documents)
+            return Geometry(relative=self.relative_bias.by_distance(row.seats, seen))
         geometry = sight(row.document, row.document, row.real, isolates=shape.isolate_documents, dtype=dtype)
         if self.relative_bias is not None:
             relative = self.relative_bias(row.seats)
             geometry = geometry._replace(bias=relative if geometry.bias is None else relative + geometry.bias)
         if shape.positions == "rotary":
-            geometry = geometry._replace(rotation=rotation(row.seats, shape.width // shape.heads, dtype))
+            geometry = geometry._replace(rotation=rotation(row.seats, head_width, dtype))
         return geometry
 
     def run(self, row: Row, first: int = 0, last: int | None = None, predict_from: int = 0) -> Row:

@@ -9,6 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from latemask.kernels import linear_cross_entropy
+from latemask.model.stack import Norm
+
 
 class Prediction(NamedTuple):
     """What a method predicts: final vectors at the P predicted positions, and the true ids there."""
@@ -24,20 +27,27 @@ class Head(nn.Module):
         super().__init__()
         self.vocabulary = vocabulary
         self.dense = nn.Linear(width, width)
-        self.norm = nn.LayerNorm(width, eps=epsilon)
+        self.norm = Norm(width, eps=epsilon)
         self.widen = nn.Linear(width, table_width) if width != table_width else None
         self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def logits(self, hidden: Float[Tensor, "*P D"], table: Float[Tensor, "Tp E"]) -> Float[Tensor, "*P Tp"]:
         """Over the padded vocabulary; ids from T on are -inf and never take probability."""
-        x = self.norm(F.gelu(self.dense(hidden)))
-        if self.widen is not None:
-            x = self.widen(x)
-        return F.linear(x, table, F.pad(self.bias, (0, table.shape[0] - self.vocabulary), value=-torch.inf))
+        return F.linear(self._ready(hidden), table, self._padded_bias(table))
 
     def forward(self, prediction: Prediction, table: Float[Tensor, "Tp E"]) -> Float[Tensor, "B P"]:
         """Nats for each predicted token."""
-        logits = self.logits(prediction.hidden.flatten(0, 1), table)
-        loss = F.cross_entropy(logits.float() if logits.dtype != torch.float64 else logits,
-                               prediction.targets.flatten(), reduction="none")  # fmt: skip
+        x = self._ready(prediction.hidden.flatten(0, 1))
+        bias, targets = self._padded_bias(table), prediction.targets.flatten()
+        if linear_cross_entropy.is_supported(x):
+            loss = linear_cross_entropy.linear_cross_entropy(x, table.to(x.dtype), bias.to(x.dtype), targets)
+        else:
+            loss = linear_cross_entropy.plain(x, table, bias, targets)
         return loss.view_as(prediction.targets)
+
+    def _ready(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P E"]:
+        x = self.norm(F.gelu(self.dense(hidden)))
+        return x if self.widen is None else self.widen(x)
+
+    def _padded_bias(self, table: Float[Tensor, "Tp E"]) -> Float[Tensor, " Tp"]:
+        return F.pad(self.bias, (0, table.shape[0] - self.vocabulary), value=-torch.inf)

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from latemask.config import Sublayer
+from latemask.kernels.dropout import Dropout
 from latemask.model.attention import CrossAttention, Geometry, SelfAttention
 
 
@@ -39,14 +40,24 @@ class Row:
         )
 
 
+class Norm(nn.LayerNorm):
+    """LayerNorm with float32 statistics; under autocast its result is as wide as the matrix products' factors, so that
+    the residual stream moves half the bytes."""
+
+    def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
+        out = super().forward(x)
+        kind = x.device.type
+        return out.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else out
+
+
 class Door(nn.Module):
     """Where tokens enter a stack: their vector, plus a position (where there is a table), LayerNorm, dropout."""
 
     def __init__(self, width: int, row_tokens: int | None, epsilon: float, dropout: float):
         super().__init__()
         self.positions = nn.Embedding(row_tokens, width) if row_tokens else None
-        self.norm = nn.LayerNorm(width, eps=epsilon)
-        self.dropout = nn.Dropout(dropout)
+        self.norm = Norm(width, eps=epsilon)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "B n D"], seats: Int[Tensor, "B n"]) -> Float[Tensor, "B n D"]:
         if self.positions is not None:
@@ -77,8 +88,8 @@ class Block(nn.Module):
         self.self_attention = SelfAttention(width, heads, dropout) if "self" in sublayers else None
         self.cross_attention = CrossAttention(width, memory_width, heads, dropout) if "cross" in sublayers else None
         self.feedforward = FeedForward(width, inner)
-        self.norms = nn.ModuleList(nn.LayerNorm(width, eps=epsilon) for _ in range(len(sublayers) + 1))
-        self.dropout = nn.Dropout(dropout)
+        self.norms = nn.ModuleList(Norm(width, eps=epsilon) for _ in range(len(sublayers) + 1))
+        self.dropout = Dropout(dropout)
 
     def forward(
         self,
@@ -121,7 +132,7 @@ class Stack(nn.Module):
                   pre_norm=pre_norm)
             for _ in range(depth)
         )  # fmt: skip
-        self.final_norm = nn.LayerNorm(width, eps=epsilon) if pre_norm else None
+        self.final_norm = Norm(width, eps=epsilon) if pre_norm else None
 
     def forward(
         self,

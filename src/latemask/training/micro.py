@@ -10,7 +10,7 @@ import torch
 from latemask.errors import Refusal
 from latemask.feed.batches import TrainingBatches
 from latemask.model.pretrainer import Pretrainer
-from latemask.model.stack import Stack
+from latemask.model.stack import Block, Door
 
 ENOUGH_TOKENS = 65_536
 """More tokens than these in one forward pass no longer make a GPU faster."""
@@ -21,15 +21,15 @@ MEMORY_SHARE = 0.8
 
 
 def compile_blocks(model: Pretrainer) -> None:
-    """Compile each Block, not the whole net (one short compilation serves all); an endless recompile is an error."""
+    """Compile each Block and Door, not the whole net (one short compilation serves all); an endless recompile is an
+    error."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = 32
     dynamo.fail_on_recompile_limit_hit = True
     for module in model.modules():
-        if isinstance(module, Stack):
-            for block in module.blocks:
-                block.compile(dynamic=False)
+        if isinstance(module, Block | Door):
+            module.compile(dynamic=False)
 
 
 def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, precision: Callable) -> int:

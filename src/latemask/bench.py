@@ -1,0 +1,423 @@
+"""``latemask bench``: full training steps of ours and of the peers on this machine, interleaved, beside the goals.
+
+A step is forward, backward, clipping and optimizer on one micro-batch that stays on the device. Every entry is built
+and warmed up first; then rounds of timed steps go through all of them in turn, and medians are reported. "Plain MLM"
+is our stack without the saving in its last block, as everybody else runs it. Torch is imported only when it runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import importlib.metadata
+import itertools
+import platform
+import shutil
+import statistics
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from latemask import console
+from latemask.cards import card_of_device
+from latemask.config import Run, replace
+from latemask.counts import flops_per_token
+from latemask.errors import Refusal
+from latemask.recipes import recipe
+from latemask.writing import write_json
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+    from latemask.batch import Batch
+
+Size = Literal["tiny", "base", "large"]
+ROWS = {"tiny": 16, "base": 128, "large": 64}
+"""Rows of a micro-batch of ours."""
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """Time training steps of ours and of transformers' models on this machine, and print them beside the goals."""
+
+    size: Literal["auto", "tiny", "base", "large"] = "auto"
+    """Of the models; auto: base on a GPU, tiny on a CPU."""
+    against: Literal["transformers", "none"] = "transformers"
+    """The peers: RoBERTa (eager, compiled, head on masked positions only) and ModernBERT of transformers."""
+    only: tuple[str, ...] = ()
+    """Names of entries (first column) to run; none given: all."""
+    rows: int | None = None
+    """Rows per step of ours; None: 128 (base), 64 (large), 16 (tiny)."""
+    peer_rows: tuple[int, ...] = (32, 64, 128, 256)
+    """Rows per step tried for compiled RoBERTa, of which the fastest counts."""
+    rounds: int = 3
+    """Times that all entries are gone through."""
+    steps: int = 8
+    """Timed steps of an entry in each round."""
+    out: str | None = None
+    """JSON file for everything measured; None: only the table."""
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "steps"):
+            if getattr(self, name) < 1:
+                raise Refusal(f"--{name}", str(getattr(self, name)), "at least 1")
+        for rows in (self.rows, *self.peer_rows):
+            if rows is not None and rows < 1:
+                raise Refusal("--rows or --peer-rows", str(rows), "at least 1")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing to time. ``run`` gives data and FLOPs; a ``peer`` is trained in place of our model."""
+
+    name: str
+    run: Run
+    rows: int
+    is_plain: bool = False
+    """Our MLM without the saving in the last block."""
+    peer: Literal["roberta", "roberta masked", "modernbert"] | None = None
+    is_compiled: bool = True
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What was measured of an entry. FLOPs are per token, forward and backward; MFU is over the card's bf16 peak."""
+
+    name: str
+    rows: int
+    milliseconds: float
+    """Median of a step."""
+    spread: float
+    """Largest minus smallest round's median, over the median."""
+    tokens_per_second: float
+    plain_flops: float | None
+    executed_flops: float | None
+    plain_mfu: float | None
+    executed_mfu: float | None
+    memory_bytes: int | None
+    """Peak of the entry alone: weights, optimizer, activations."""
+    first_step_seconds: float
+    """Building and the first step, compilation included."""
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A line of the comparison: what is wanted and what was found; ``flops`` is the same ratio counted in FLOPs."""
+
+    what: str
+    goal: str
+    found: float | None
+    flops: float | None = None
+
+
+def entries_of(size: Size, options: BenchOptions, compiles: bool) -> list[Entry]:
+    """Everything to time at a size, in order."""
+    rows = options.rows or ROWS[size]
+
+    def bare(name: str, dropout: float, **changes: Any) -> Run:
+        """A recipe with absolute positions."""
+        shape = {"shape.positions": "absolute", "shape.dropout": dropout}
+        return replace(recipe(f"{name}_{size}"), {**shape, **{key.replace("__", "."): x for key, x in changes.items()}})
+
+    mlm = bare("mlm", 0.1)
+    entries = [
+        Entry("plain mlm", bare("mlm", 0.0), rows, is_plain=True),
+        Entry("mlm", bare("mlm", 0.0), rows),
+        Entry("mlm, dropout", mlm, rows),
+        Entry("mae_lm", bare("mae_lm", 0.0), rows),
+        Entry("mae_lm cross-only", bare("decoder_cross", 0.0), rows),
+        Entry("3ml_self .5, 2 layers", bare("three_ml_self", 0.0, decoder__depth=2), rows),
+        Entry("3ml_self .5, 4 layers", bare("three_ml_self", 0.0, decoder__depth=4), rows),
+        Entry("mae_lm, dropout", bare("mae_lm", 0.1), rows),
+        Entry("mae_lm, dropout, relative bias", recipe(f"mae_lm_{size}"), rows),
+    ]
+    if options.against == "transformers":
+        tried = options.peer_rows if compiles else (rows,)
+        entries += [Entry("roberta, eager", mlm, min(rows, max(tried)), peer="roberta", is_compiled=False)]
+        if compiles:
+            entries += [Entry(f"roberta, compiled, {tried_rows} rows", mlm, tried_rows, peer="roberta")
+                        for tried_rows in tried]  # fmt: skip
+        entries += [
+            Entry("roberta, head on masked", mlm, min(rows, max(tried)), peer="roberta masked", is_compiled=compiles),
+            Entry("modernbert, eager", mlm, min(rows, max(tried)), peer="modernbert", is_compiled=False),
+        ]
+    entries = [dataclasses.replace(entry, is_compiled=entry.is_compiled and compiles) for entry in entries]
+    if unknown := set(options.only) - {entry.name for entry in entries}:
+        raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {'; '.join(entry.name for entry in entries)}")
+    return [entry for entry in entries if not options.only or entry.name in options.only]
+
+
+def goals_of(size: Size, timed: dict[str, Timed]) -> list[Goal]:
+    """The goals of a size beside what was found; None where an entry did not run."""
+
+    def over(name: str, base: str) -> tuple[float | None, float | None]:
+        """Time per token, and executed FLOPs over the base's plain ones."""
+        a, b = timed.get(name), timed.get(base)
+        if a is None or b is None:
+            return None, None
+        flops = a.executed_flops / b.plain_flops if a.executed_flops and b.plain_flops else None
+        return b.tokens_per_second / a.tokens_per_second, flops
+
+    def faster(name: str, bases: list[str]) -> float | None:
+        speeds = [timed[base].tokens_per_second for base in bases if base in timed]
+        return timed[name].tokens_per_second / max(speeds) if name in timed and speeds else None
+
+    compiled = [name for name in timed if name.startswith("roberta, compiled")] or ["roberta, eager"]
+    mfu = timed["mlm"].plain_mfu if "mlm" in timed else None
+    if size == "large":
+        return [
+            Goal("MLM, dropout 0: MFU", ">= .53", mfu),
+            Goal("3ML_self .5, 2 layers: time over plain MLM", "<= .58", *over("3ml_self .5, 2 layers", "plain mlm")),
+            Goal("3ML_self .5, 4 layers: time over plain MLM", "<= .66", *over("3ml_self .5, 4 layers", "plain mlm")),
+        ]
+    return [
+        Goal("MLM, dropout .1: tokens/s over RoBERTa at its best", ">= 1.8", faster("mlm, dropout", compiled)),
+        Goal("the same, RoBERTa's head on masked positions", "", faster("mlm, dropout", ["roberta, head on masked"])),
+        Goal("MLM, dropout 0: MFU", ">= .50", mfu),
+        Goal("MAE-LM, 4 self-attention layers: time over plain MLM", "<= 1.05", *over("mae_lm", "plain mlm")),
+        Goal("MAE-LM, cross-only decoder: time over plain MLM", "<= .90", *over("mae_lm cross-only", "plain mlm")),
+        Goal("3ML_self .5, 2 layers: time over plain MLM", "<= .68", *over("3ml_self .5, 2 layers", "plain mlm")),
+        Goal("relative bias, its gradient and dropout: time over without bias", "<= 1.2",
+             over("mae_lm, dropout, relative bias", "mae_lm, dropout")[0]),
+        Goal("dropout .1: time over dropout 0", "<= 1.04", over("mlm, dropout", "mlm")[0]),
+    ]  # fmt: skip
+
+
+def run_bench(options: BenchOptions) -> None:
+    """Print the tables of ``latemask bench``. Raises ``Refusal`` for unknown entries."""
+    import torch
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    on_gpu = device.type == "cuda"
+    size: Size = options.size if options.size != "auto" else "base" if on_gpu else "tiny"
+    machine = _machine(device)
+    steppers = []
+    for entry in entries_of(size, options, compiles=on_gpu):
+        console.say(f"building {entry.name} ({entry.rows} rows)")
+        stepper = _built(entry, device)
+        if stepper is not None:
+            steppers.append(stepper)
+    for number in range(options.rounds):
+        for stepper in steppers:
+            stepper.time(options.steps)
+        console.say(f"round {number + 1} of {options.rounds} done")
+    peak = card.peak if (card := card_of_device(machine["card"])) else None
+    found = {stepper.entry.name: stepper.result(peak) for stepper in steppers}
+    goals = goals_of(size, found)
+    kept = {"size": size, "row_tokens": recipe(f"mlm_{size}").shape.row_tokens, **machine,
+            "entries": [dataclasses.asdict(timed) for timed in found.values()],
+            "goals": [dataclasses.asdict(goal) for goal in goals]}  # fmt: skip
+    if options.out is not None:
+        write_json(Path(options.out), kept)
+    show(size, machine, found, goals)
+
+
+def show(size: Size, machine: dict[str, Any], found: dict[str, Timed], goals: list[Goal]) -> None:
+    """The two tables."""
+    title = f"{size}, {machine['card']}, torch {machine['versions']['torch']}"
+    console.table(f"Training steps: {title}",
+                  ("entry", "rows", "ms", "spread", "tokens/s", "MFU plain", "MFU executed", "GB"),
+                  [(t.name, t.rows, t.milliseconds, f"{t.spread:.1%}", t.tokens_per_second, t.plain_mfu, t.executed_mfu,
+                    None if t.memory_bytes is None else t.memory_bytes / 1e9) for t in found.values()])  # fmt: skip
+    console.table("Goals are for one H100 at base and large", ("what", "goal", "found", "FLOPs ratio", "time / FLOPs"),
+                  [(g.what, g.goal, g.found, g.flops, g.found / g.flops if g.found and g.flops else None)
+                   for g in goals if g.found is not None])  # fmt: skip
+
+
+class _Stepper:
+    """A built entry: a step function, and the times of its steps."""
+
+    def __init__(self, entry: Entry, step: Callable[[], None], device: torch.device):
+        self.entry, self.step, self.device = entry, step, device
+        self.rounds: list[list[float]] = []
+        self.first_step_seconds = 0.0
+        self.memory_bytes: int | None = None
+
+    def time(self, steps: int) -> None:
+        """Seconds of each of ``steps`` steps, after one that does not count."""
+        import torch
+
+        self.step()
+        if self.device.type == "cuda":
+            events = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)]
+            events[0].record()
+            for event in events[1:]:
+                self.step()
+                event.record()
+            torch.cuda.synchronize()
+            self.rounds.append([a.elapsed_time(b) / 1e3 for a, b in itertools.pairwise(events)])
+            return
+        seconds = []
+        for _ in range(steps):
+            started = time.perf_counter()
+            self.step()
+            seconds.append(time.perf_counter() - started)
+        self.rounds.append(seconds)
+
+    def result(self, peak: float | None) -> Timed:
+        entry, medians = self.entry, [statistics.median(seconds) for seconds in self.rounds]
+        step = statistics.median(second for seconds in self.rounds for second in seconds)
+        speed = entry.rows * entry.run.shape.row_tokens / step
+        plain, executed = flops_per_token(entry.run)
+        if entry.peer == "modernbert":
+            plain = executed = None
+        elif entry.peer is not None:
+            executed = None
+        elif entry.is_plain:
+            executed = plain
+        return Timed(entry.name, entry.rows, 1e3 * step, (max(medians) - min(medians)) / step, speed, plain, executed,
+                     speed * plain / peak if plain and peak else None,
+                     speed * executed / peak if executed and peak else None,
+                     self.memory_bytes, self.first_step_seconds)  # fmt: skip
+
+
+def _built(entry: Entry, device: torch.device) -> _Stepper | None:
+    """Model, optimizer and batch of an entry, after two steps; None where it does not fit the device."""
+    import torch
+
+    from latemask.training.optimizer import make_optimizer, update
+
+    on_gpu = device.type == "cuda"
+    gc.collect()
+    before = 0
+    if on_gpu:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+    started = time.perf_counter()
+    torch.manual_seed(0)
+    batch = _batch(entry.run, entry.rows).to(device)
+    model, loss_of = (_ours if entry.peer is None else _peer)(entry, batch, device)
+    optimizer = make_optimizer(model, entry.run.training)
+
+    def step() -> None:
+        with torch.autocast(device.type, torch.bfloat16, enabled=on_gpu):
+            loss = loss_of()
+        loss.backward()
+        update(model, optimizer, 1e-4, 1.0, loss.detach())
+
+    stepper = _Stepper(entry, step, device)
+    try:
+        step()
+        if on_gpu:
+            torch.cuda.synchronize()
+        stepper.first_step_seconds = time.perf_counter() - started
+        step()
+        if on_gpu:
+            torch.cuda.synchronize()
+            stepper.memory_bytes = torch.cuda.max_memory_allocated() - before
+    except torch.OutOfMemoryError:
+        console.warn(f"{entry.name}: {entry.rows} rows do not fit the card")
+        return None
+    return stepper
+
+
+def _ours(entry: Entry, batch: Batch, device: torch.device) -> tuple[nn.Module, Callable[[], Tensor]]:
+    import torch._dynamo.config as dynamo
+
+    from latemask.model.decoders import NoDecoder
+    from latemask.model.heads import Prediction
+    from latemask.model.pretrainer import Pretrainer
+    from latemask.training.micro import compile_blocks
+
+    class PlainNoDecoder(NoDecoder):
+        """The whole last block is run, then the masked positions are read."""
+
+        reads_predicted_only = False
+
+        def forward(self, encoded, batch, mask, tokens) -> Prediction:
+            return Prediction(encoded.x[:, batch.n_visible :], batch.targets)
+
+    model = Pretrainer(entry.run)
+    if entry.is_plain:
+        model.decoder = PlainNoDecoder(entry.run.shape)
+    model = model.to(device).train()
+    if entry.is_compiled:
+        compile_blocks(model)
+        dynamo.recompile_limit = 256  # Many models share the code of one Block here.
+    return model, lambda: model(batch).mean()
+
+
+def _peer(entry: Entry, batch: Batch, device: torch.device) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """transformers' model from a fresh configuration, no attention mask, the same share of tokens masked."""
+    import torch
+    import torch.nn.functional as F
+    import transformers
+
+    shape = entry.run.shape
+    sizes: dict[str, Any] = {"vocab_size": shape.padded_vocabulary, "hidden_size": shape.width,
+                             "num_attention_heads": shape.heads, "attn_implementation": "sdpa"}  # fmt: skip
+    ids = torch.empty_like(batch.ids).scatter(1, batch.positions, batch.ids)
+    masked = batch.positions[:, batch.n_visible :].sort(1).values
+    labels = torch.full_like(ids, -100).scatter(1, masked, ids.gather(1, masked))
+    shown = ids.scatter(1, masked, shape.specials.mask)
+    targets, places = ids.gather(1, masked).flatten(), masked[..., None].expand(-1, -1, shape.width)
+    if entry.peer == "modernbert":
+        if shape.width != 768:  # At 768 wide its own 22 layers stay.
+            sizes |= {"num_hidden_layers": shape.depth, "intermediate_size": shape.feedforward}
+        config = transformers.ModernBertConfig(**sizes, pad_token_id=1, bos_token_id=0,
+                                                 eos_token_id=2, cls_token_id=0, sep_token_id=2)  # fmt: skip
+        model = transformers.ModernBertForMaskedLM(config)
+    else:
+        config = transformers.RobertaConfig(
+            **sizes, num_hidden_layers=shape.depth, intermediate_size=shape.feedforward,
+            max_position_embeddings=shape.row_tokens + 2, type_vocab_size=1,
+            hidden_dropout_prob=shape.dropout, attention_probs_dropout_prob=shape.dropout,
+        )  # fmt: skip
+        model = transformers.RobertaForMaskedLM(config)
+    model: Any = model.to(device).train()  # type: ignore[arg-type,no-redef]
+
+    def as_shipped() -> Tensor:
+        return model(input_ids=shown, labels=labels).loss
+
+    def on_masked() -> Tensor:
+        hidden = model.roberta(input_ids=shown)[0].gather(1, places)
+        return F.cross_entropy(model.lm_head(hidden).flatten(0, 1).float(), targets)
+
+    loss_of = on_masked if entry.peer == "roberta masked" else as_shipped
+    return model, torch.compile(loss_of, dynamic=False) if entry.is_compiled else loss_of
+
+
+def _batch(run: Run, rows: int) -> Batch:
+    """Rows of random tokens, documents of 400."""
+    import numpy as np
+
+    from latemask.feed.batches import Rows, TrainingBatches
+
+    @dataclass
+    class Random:
+        tokens: np.ndarray
+        starts: np.ndarray
+        sources: np.ndarray | None = None
+        unknown_tokens: int = 0
+
+    random = np.random.default_rng(0)
+    count = run.shape.row_tokens * (rows + 1)
+    ordinary = np.setdiff1d(np.arange(run.shape.vocabulary), run.shape.specials.ids)
+    tokens = random.choice(ordinary, count).astype(np.uint16)
+    ends = np.append(np.arange(399, count - 1, 400), count - 1)
+    tokens[ends] = run.shape.specials.eos
+    stream = Random(tokens, np.concatenate([[0], ends + 1]))
+    return TrainingBatches(Rows(stream, run.shape, run.masked_tokens), run.masking, rows, seed=0).batch_at(0)
+
+
+def _machine(device: torch.device) -> dict[str, Any]:
+    """Card, driver and versions."""
+    import torch
+
+    driver = None
+    if device.type == "cuda" and (program := shutil.which("nvidia-smi")):
+        asked = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
+        driver = subprocess.run(asked, capture_output=True, text=True).stdout.split("\n")[0].strip() or None
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    for package in ("triton", "transformers"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            versions[package] = None
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
+    return {"card": name, "driver": driver, "versions": versions}

@@ -1,0 +1,337 @@
+"""Attention with a learned bias by distance, its gradient, and dropout, without ever writing the scores (Triton).
+
+``softmax(q k' / sqrt(d) + table[clamp(seat_k - seat_q, -far, far)]) v``: the kernel gathers one number a score from the
+seats, so seats may be gapped and in any order, other ones in each row; seats in rising order are fastest. ``plain`` is
+its twin in a few lines of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from latemask.kernels import HAS_TRITON, INTERPRETED
+
+LOG2_E = math.log2(math.e)
+MOST_TILES = 64
+"""With more tiles of keys than these, far tiles are not told from near ones."""
+
+
+class Relative(NamedTuple):
+    """Who sits where, and what distance adds to a score."""
+
+    table: Float[Tensor, "H W"]
+    """The bias of each distance key - query from -far to far, W = 2 far + 1; beyond, that of the end."""
+    query_seats: Int[Tensor, "B Q"]
+    """int32."""
+    key_seats: Int[Tensor, "B K"]
+    """int32."""
+    query_groups: Int[Tensor, "B Q"] | None
+    """int32. A query sees the keys of its own group, nothing where there are none; None: all keys."""
+    key_groups: Int[Tensor, "B K"] | None
+    reach: int
+    """No distance is larger."""
+
+    def queries_from(self, start: int) -> Relative:
+        """The same for the queries from ``start`` on."""
+        groups = None if self.query_groups is None else self.query_groups[:, start:]
+        return self._replace(query_seats=self.query_seats[:, start:], query_groups=groups)
+
+
+def plain(
+    q: Float[Tensor, "B H Q d"],
+    k: Float[Tensor, "B H K d"],
+    v: Float[Tensor, "B H K d"],
+    relative: Relative | None = None,
+    kept: Bool[Tensor, "B H Q K"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H Q d"]:
+    """The same in plain torch; ``kept`` says which weights dropout leaves."""
+    scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
+    seen = torch.ones((), dtype=torch.bool, device=q.device)
+    if relative is not None:
+        far = relative.table.shape[1] // 2
+        distance = relative.key_seats[:, None, :] - relative.query_seats[:, :, None]
+        scores = scores + relative.table[:, distance.clamp(-far, far) + far].transpose(0, 1)
+        if relative.query_groups is not None and relative.key_groups is not None:
+            seen = (relative.query_groups[:, :, None] == relative.key_groups[:, None, :])[:, None]
+    weights = torch.where(seen, scores.masked_fill(~seen, torch.finfo(scores.dtype).min).softmax(-1), 0)
+    if kept is not None:
+        weights = torch.where(kept, weights / (1 - dropout), 0)
+    return weights.to(v.dtype) @ v
+
+
+def kept_by_dropout(noise: Int[Tensor, " K+1"], rows: int, heads: int, queries: int, dropout: float) -> Tensor:
+    """The kernel's dropout as a mask [B, H, Q, K], by the same hash in plain integers."""
+    noise = noise.long() & _MASK
+    pair = torch.arange(rows * heads, device=noise.device)[:, None]
+    begin = _mixed(noise[-1] ^ (pair * 0x85EBCA6B & _MASK))
+    query = _mixed(begin ^ (torch.arange(queries, device=noise.device) * 0xC2B2AE35 & _MASK))
+    x = (query[:, :, None] ^ noise[:-1]) * 0x9E3779B1 & _MASK
+    return (x >= _threshold(dropout)).view(rows, heads, queries, -1)
+
+
+_MASK = 0xFFFFFFFF
+
+
+def _mixed(x: Tensor) -> Tensor:
+    x = x ^ (x >> 16)
+    x = x * 0x7FEB352D & _MASK
+    x = x ^ (x >> 15)
+    x = x * 0x846CA68B & _MASK
+    return x ^ (x >> 16)
+
+
+def _threshold(dropout: float) -> int:
+    return int(dropout * 2**32)
+
+
+def is_supported(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
+    """Whether the kernel runs there; ``plain`` and torch's own attention run everywhere."""
+    if not (device.type == "cuda" or INTERPRETED) or dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return False
+    return head_width in (16, 32, 64, 128) and HAS_TRITON
+
+
+def attention(
+    q: Float[Tensor, "B H Q d"],
+    k: Float[Tensor, "B H K d"],
+    v: Float[Tensor, "B H K d"],
+    relative: Relative | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B H Q d"]:
+    """``plain`` by the kernel, [B, Q, H, d] in memory. The same inputs and noise always give the same bits."""
+    parts = (None,) * 5 + (0,) if relative is None else relative
+    noise = draw_noise(k.shape[2], q.device) if dropout else None
+    return _attention(q, k, v, *parts, noise, dropout)[0]  # type: ignore[arg-type]
+
+
+def self_attention(
+    query_key_value: Float[Tensor, "B n 3*D"], heads: int, relative: Relative | None = None, dropout: float = 0.0
+) -> Float[Tensor, "B n D"]:
+    """``attention`` of tokens among themselves, projections in and heads joined out, without a copy on either side."""
+    parts = (None,) * 5 + (0,) if relative is None else relative
+    noise = draw_noise(query_key_value.shape[1], query_key_value.device) if dropout else None
+    return _self_attention(query_key_value, heads, *parts, noise, dropout)[0]  # type: ignore[arg-type]
+
+
+def draw_noise(keys: int, device: torch.device) -> Int[Tensor, " K+1"]:
+    """What dropout is drawn from: a random int32 for each key, and one more, from torch's generator."""
+    return torch.randint(-(2**31), 2**31, (keys + 1,), dtype=torch.int32, device=device)
+
+
+TILES = {
+    "forward": {"bare": (64, 64, 2), "drops": (64, 64, 1), "table": (64, 32, 2)},
+    "keys": {"bare": (64, 64, 2), "drops": (64, 64, 2), "table": (64, 64, 1)},
+    "queries": {"bare": (64, 64, 2), "drops": (64, 32, 2), "table": (64, 32, 2)},
+}
+"""Queries and keys of a tile and stages of the pipeline, the fastest of those tried on an H100 at 435 tokens."""
+
+
+def _blocks(kernel: str, q: Tensor, table: Tensor | None, dropout: float, looped: int) -> dict[str, int]:
+    kind = "table" if table is not None else "drops" if dropout else "bare"
+    rows, columns, stages = (32, 32, 1) if q.dtype == torch.float32 else TILES[kernel][kind]
+    tiles = -(-looped // (rows if kernel == "keys" else columns))
+    tiles = 1 << (tiles - 1).bit_length() if tiles <= MOST_TILES else 0
+    return {"ROWS": rows, "COLUMNS": columns, "TILES": tiles, "num_warps": 4, "num_stages": stages}
+
+
+def _unit_stride(x: Tensor) -> Tensor:
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _by_reach(table: Tensor | None, reach: int) -> tuple[Tensor | None, int]:
+    """The table in base 2 for every distance up to ``reach``, and ``far``."""
+    if table is None:
+        return None, 0
+    far = table.shape[1] // 2
+    more = max(0, reach - far)
+    return F.pad(table.float()[None] * LOG2_E, (more, more), mode="replicate")[0].contiguous(), far
+
+
+def _forward(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, query_seats: Tensor | None, key_seats: Tensor | None,
+    query_groups: Tensor | None, key_groups: Tensor | None, reach: int, noise: Tensor | None, dropout: float,
+    out: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    from latemask.kernels import relative_triton
+
+    kernels: Any = relative_triton
+
+    rows, heads, queries, width = q.shape
+    lse = q.new_empty(rows, heads, queries, dtype=torch.float32)
+    hashes = torch.empty_like(lse if dropout else lse[:0, :0, :0], dtype=torch.int32)
+    blocks = _blocks("forward", q, table, dropout, k.shape[2])
+    by_reach, far = _by_reach(table, reach)
+    kernels.forward_kernel[(-(-queries // blocks["ROWS"]), rows * heads)](
+        q, k, v, by_reach, query_seats, key_seats, query_groups, key_groups, noise, out, lse, hashes,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, queries, k.shape[2], max(reach, far), far,
+        LOG2_E / math.sqrt(width), _threshold(dropout), 1 - dropout,
+        HAS_TABLE=table is not None, HAS_GROUPS=query_groups is not None, DROPS=dropout > 0, WIDTH=width,
+        UPCASTS=INTERPRETED, **blocks,
+    )  # fmt: skip
+    return lse, hashes
+
+
+def _backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, query_seats: Tensor | None,
+    key_seats: Tensor | None, query_groups: Tensor | None, key_groups: Tensor | None, reach: int, noise: Tensor | None,
+    dropout: float, out: Tensor, lse: Tensor, hashes: Tensor, d_q: Tensor, d_k: Tensor, d_v: Tensor, token_stride: int,
+) -> Tensor:  # fmt: skip
+    """Writes d_q, d_k, d_v; returns the gradient of the table."""
+    from latemask.kernels import relative_triton
+
+    kernels: Any = relative_triton
+
+    rows, heads, queries, width = q.shape
+    keys = k.shape[2]
+    by_reach, far = _by_reach(table, reach)
+    delta = torch.empty_like(lse)
+    kernels.delta_kernel[(-(-queries // 64), rows * heads)](
+        out, d_out, delta, *d_out.stride()[:3], heads, queries, 1 - dropout, WIDTH=width, ROWS=64
+    )
+    shared = (q, k, v, by_reach, query_seats, key_seats, query_groups, key_groups, noise, d_out, lse, hashes, delta)
+    numbers = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_out.stride()[:3], heads, queries, keys,
+               max(reach, far), far, LOG2_E / math.sqrt(width), _threshold(dropout), 1 - dropout, 1 / math.sqrt(width),
+               token_stride)  # fmt: skip
+    kinds = {"HAS_TABLE": table is not None, "HAS_GROUPS": query_groups is not None, "DROPS": dropout > 0,
+             "WIDTH": width, "UPCASTS": INTERPRETED}  # fmt: skip
+    blocks = _blocks("keys", q, table, dropout, queries)
+    kernels.keys_kernel[(-(-keys // blocks["COLUMNS"]), rows * heads)](*shared, d_k, d_v, *numbers, **kinds, **blocks)
+    blocks = _blocks("queries", q, table, dropout, keys)
+    programs, places = -(-queries // blocks["ROWS"]), 2 * far + 1
+    padded = -(-places // 64) * 64
+    wanted = table is not None
+    scratch = lse.new_empty(rows * heads * programs * blocks["ROWS"] * padded if wanted else 1)
+    d_table = lse.new_empty(rows, heads, programs, places if wanted else 0)
+    kernels.queries_kernel[(programs, rows * heads)](
+        *shared, d_q, scratch, d_table, *numbers, **kinds, **blocks, PADDED=padded
+    )
+    return d_table.sum((0, 2))
+
+
+def _heads_inside(rows: int, tokens: int, heads: int, width: int, like: Tensor) -> Tensor:
+    """[B, H, n, d] laid out [B, n, H, d] in memory."""
+    return like.new_empty(rows, tokens, heads, width).transpose(1, 2)
+
+
+@torch.library.custom_op("latemask::attention", mutates_args=())
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, query_seats: Tensor | None, key_seats: Tensor | None,
+    query_groups: Tensor | None, key_groups: Tensor | None, reach: int, noise: Tensor | None, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    q, k, v = map(_unit_stride, (q, k, v))
+    out = _heads_inside(q.shape[0], q.shape[2], q.shape[1], q.shape[3], q)
+    return out, *_forward(q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout, out)
+
+
+@_attention.register_fake
+def _(q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout):
+    rows, heads, queries, width = q.shape
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    hashes = torch.empty_like(lse if dropout else lse[:0, :0, :0], dtype=torch.int32)
+    return _heads_inside(rows, queries, heads, width, q), lse, hashes
+
+
+@torch.library.custom_op("latemask::attention_backward", mutates_args=())
+def _attention_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, query_seats: Tensor | None,
+    key_seats: Tensor | None, query_groups: Tensor | None, key_groups: Tensor | None, reach: int, noise: Tensor | None,
+    dropout: float, out: Tensor, lse: Tensor, hashes: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    q, k, v, d_out = map(_unit_stride, (q, k, v, d_out))
+    rows, heads, queries, width = q.shape
+    d_q, d_k, d_v = (_heads_inside(rows, n, heads, width, q) for n in (queries, k.shape[2], k.shape[2]))
+    d_table = _backward(d_out, q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout,
+                        out, lse, hashes, d_q, d_k, d_v, heads * width)  # fmt: skip
+    return d_q, d_k, d_v, d_table
+
+
+@_attention_backward.register_fake
+def _(d_out, q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout, out, lse, hashes):
+    rows, heads, queries, width = q.shape
+    d_q, d_k, d_v = (_heads_inside(rows, n, heads, width, q) for n in (queries, k.shape[2], k.shape[2]))
+    return d_q, d_k, d_v, lse.new_empty(heads, 1 if table is None else table.shape[1])
+
+
+@torch.library.custom_op("latemask::self_attention", mutates_args=())
+def _self_attention(
+    query_key_value: Tensor, heads: int, table: Tensor | None, query_seats: Tensor | None, key_seats: Tensor | None,
+    query_groups: Tensor | None, key_groups: Tensor | None, reach: int, noise: Tensor | None, dropout: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    query_key_value = query_key_value.contiguous()
+    q, k, v = _split(query_key_value, heads)
+    out = q.new_empty(q.shape[0], q.shape[2], heads * q.shape[3])
+    return out, *_forward(q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout, out)
+
+
+@_self_attention.register_fake
+def _(query_key_value, heads, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout):
+    rows, tokens, width = query_key_value.shape
+    lse = query_key_value.new_empty(rows, heads, tokens, dtype=torch.float32)
+    hashes = torch.empty_like(lse if dropout else lse[:0, :0, :0], dtype=torch.int32)
+    return query_key_value.new_empty(rows, tokens, width // 3), lse, hashes
+
+
+@torch.library.custom_op("latemask::self_attention_backward", mutates_args=())
+def _self_attention_backward(
+    d_out: Tensor, query_key_value: Tensor, heads: int, table: Tensor | None, query_seats: Tensor | None,
+    key_seats: Tensor | None, query_groups: Tensor | None, key_groups: Tensor | None, reach: int, noise: Tensor | None,
+    dropout: float, out: Tensor, lse: Tensor, hashes: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    query_key_value, d_out = query_key_value.contiguous(), d_out.contiguous()
+    q, k, v = _split(query_key_value, heads)
+    d_all = torch.empty_like(query_key_value)
+    d_heads = d_out.unflatten(-1, (heads, -1)).transpose(1, 2)
+    d_table = _backward(d_heads, q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise,
+                        dropout, out, lse, hashes, *_split(d_all, heads), d_all.shape[-1])  # fmt: skip
+    return d_all, d_table
+
+
+@_self_attention_backward.register_fake
+def _(
+    d_out, query_key_value, heads, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout, out,
+    lse, hashes,
+):  # fmt: skip
+    d_all = query_key_value.new_empty(query_key_value.shape)
+    return d_all, lse.new_empty(heads, 1 if table is None else table.shape[1])
+
+
+def _split(query_key_value: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in query_key_value.chunk(3, -1))
+    return q, k, v
+
+
+def _keep(ctx, inputs, output):
+    ctx.numbers = [x for x in inputs if not isinstance(x, Tensor | None)]
+    ctx.is_number = [not isinstance(x, Tensor | None) for x in inputs]
+    ctx.save_for_backward(*(x for x in inputs if isinstance(x, Tensor | None)), *output)
+
+
+def _kept_inputs(ctx):
+    tensors, numbers = iter(ctx.saved_tensors), iter(ctx.numbers)
+    inputs = [next(numbers) if is_number else next(tensors) for is_number in ctx.is_number]
+    return [*inputs, *tensors]
+
+
+def _attention_autograd(ctx, d_out, _d_lse, _d_hashes):
+    inputs = _kept_inputs(ctx)
+    d_q, d_k, d_v, d_table = _attention_backward(d_out, *inputs)
+    table = inputs[3]
+    return d_q, d_k, d_v, None if table is None else d_table.to(table.dtype), *(None,) * 7
+
+
+def _self_attention_autograd(ctx, d_out, _d_lse, _d_hashes):
+    inputs = _kept_inputs(ctx)
+    d_all, d_table = _self_attention_backward(d_out, *inputs)
+    table = inputs[2]
+    return d_all, None, None if table is None else d_table.to(table.dtype), *(None,) * 7
+
+
+_attention.register_autograd(_attention_autograd, setup_context=_keep)
+_self_attention.register_autograd(_self_attention_autograd, setup_context=_keep)

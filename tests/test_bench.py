@@ -1,0 +1,109 @@
+"""The benchmark: entries and goals are arithmetic on what was timed, peers see the same data, a small one runs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from latemask import bench
+from latemask.bench import BenchOptions, Entry, Timed, entries_of, goals_of
+from latemask.counts import flops_per_token
+from latemask.errors import Refusal
+from latemask.recipes import recipe
+from samples import batch_of, small
+
+CPU = torch.device("cpu")
+
+
+def timed(entry: Entry, tokens_per_second: float) -> Timed:
+    plain, executed = flops_per_token(entry.run)
+    return Timed(entry.name, entry.rows, 1.0, 0.0, tokens_per_second, plain, plain if entry.is_plain else executed,
+                 tokens_per_second * plain / 989e12, None, None, 0.0)  # fmt: skip
+
+
+def test_options_start_without_torch():
+    program = "import sys; from latemask.bench import BenchOptions; BenchOptions(); print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"
+
+
+def test_bad_options_are_refused():
+    for wrong in ({"rounds": 0}, {"steps": 0}, {"rows": 0}, {"peer_rows": (64, 0)}):
+        with pytest.raises(Refusal):
+            BenchOptions(**wrong)
+    with pytest.raises(Refusal, match="nonsense"):
+        entries_of("base", BenchOptions(only=("nonsense",)), compiles=True)
+
+
+@pytest.mark.parametrize("size", ["tiny", "base", "large"])
+def test_entries_are_what_their_names_say(size):
+    entries = {entry.name: entry for entry in entries_of(size, BenchOptions(), compiles=True)}
+    ours = {name: entry for name, entry in entries.items() if entry.peer is None}
+    for name, entry in ours.items():
+        assert (entry.run.shape.dropout > 0) == ("dropout" in name)
+        assert entry.run.shape.has_relative_bias == ("relative" in name)
+        assert (entry.run.masking.rate == 0.5) == ("3ml" in name)
+    assert ours["plain mlm"].run == ours["mlm"].run
+    assert [ours[f"3ml_self .5, {n} layers"].run.decoder.depth for n in (2, 4)] == [2, 4]
+    assert ours["mae_lm cross-only"].run.decoder.sublayers == ("cross",)
+    assert ours["mae_lm, dropout, relative bias"].run == recipe(f"mae_lm_{size}")
+    assert sum(name.startswith("roberta, compiled") for name in entries) == 4
+    assert not any(entry.is_compiled for entry in entries_of(size, BenchOptions(), compiles=False))
+    assert all(entry.peer is None for entry in entries_of(size, BenchOptions(against="none"), compiles=True))
+
+
+def test_goals_are_ratios_of_time_beside_ratios_of_flops():
+    entries = {entry.name: entry for entry in entries_of("base", BenchOptions(), compiles=True)}
+    speeds = {name: timed(entry, 700e3) for name, entry in entries.items()}
+    speeds["mlm, dropout"] = timed(entries["mlm, dropout"], 600e3)
+    speeds["mae_lm"] = timed(entries["mae_lm"], 350e3)
+    speeds["roberta, compiled, 128 rows"] = timed(entries["roberta, compiled, 128 rows"], 800e3)
+    goals = {goal.what: goal for goal in goals_of("base", speeds)}
+    assert goals["MAE-LM, 4 self-attention layers: time over plain MLM"].found == 2
+    assert goals["MLM, dropout .1: tokens/s over RoBERTa at its best"].found == 0.75  # The fastest peer counts.
+    assert goals["dropout .1: time over dropout 0"].found == pytest.approx(7 / 6)
+    mae, mlm = entries["mae_lm"].run, entries["mlm"].run
+    wanted = flops_per_token(mae).executed / flops_per_token(mlm).plain
+    assert goals["MAE-LM, 4 self-attention layers: time over plain MLM"].flops == pytest.approx(wanted)
+    assert goals["MLM, dropout 0: MFU"].found == pytest.approx(700e3 * flops_per_token(mlm).plain / 989e12)
+    assert all(goal.found is None for goal in goals_of("base", {}) + goals_of("large", {}))
+
+
+def loss_of(entry: Entry) -> float:
+    torch.manual_seed(0)
+    batch = batch_of(entry.run, entry.rows)
+    _, loss = (bench._ours if entry.peer is None else bench._peer)(entry, batch, CPU)
+    return float(loss().detach())
+
+
+def test_plain_mlm_is_mlm():
+    entry = Entry("mlm", small("mlm"), 3, is_compiled=False)
+    assert loss_of(replace(entry, is_plain=True)) == pytest.approx(loss_of(entry), rel=1e-5)
+
+
+def test_roberta_loses_the_same_with_its_head_on_masked_positions():
+    pytest.importorskip("transformers")
+    entry = Entry("roberta", small("mlm"), 3, peer="roberta", is_compiled=False)
+    assert loss_of(replace(entry, peer="roberta masked")) == pytest.approx(loss_of(entry), rel=1e-5)
+
+
+def test_a_small_benchmark_prints_and_keeps_what_it_measured(tmp_path, capsys):
+    out = tmp_path / "bench.json"
+    names = ("mlm", "mlm, dropout", "roberta, eager")
+    bench.run_bench(BenchOptions(size="tiny", only=names, rows=1, rounds=2, steps=1, out=str(out)))
+    kept = json.loads(out.read_text())
+    assert [entry["name"] for entry in kept["entries"]] == list(names)
+    for entry in kept["entries"]:
+        assert entry["tokens_per_second"] == pytest.approx(128e3 / entry["milliseconds"])
+    ratio = next(goal for goal in kept["goals"] if goal["what"].startswith("MLM, dropout .1"))["found"]
+    speed = {entry["name"]: entry["tokens_per_second"] for entry in kept["entries"]}
+    assert ratio == pytest.approx(speed["mlm, dropout"] / speed["roberta, eager"])
+    assert {"card", "driver", "versions"} <= kept.keys()
+    printed = capsys.readouterr().out
+    assert "roberta, eager" in printed
+    assert ">= 1.8" in printed

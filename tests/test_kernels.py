@@ -1,0 +1,234 @@
+"""Every kernel against its plain twin in float64, values and all gradients: in the interpreter, or on a GPU.
+
+The interpreter is chosen when Triton is imported, so the checks run in a fresh process:
+this file is its own program, and pytest reads what it found. On a machine with a GPU the same cases run on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+BF16, FP32 = torch.bfloat16, torch.float32
+LIMIT = {BF16: 2e-2, FP32: 2e-6}
+"""Largest relative error ||out - wanted|| / ||wanted||."""
+
+# queries, keys, head width, largest told distance, dtype, dropout, groups, order of seats, packed, has a table
+ATTENTION = [
+    (1, 1, 32, 5, FP32, 0.0, False, "sorted", True, True),
+    (1, 1, 64, 5, BF16, 0.0, False, "sorted", False, True),
+    (127, 127, 32, 20, FP32, 0.1, False, "sorted", True, True),
+    (128, 128, 64, 20, BF16, 0.0, False, "shuffled", True, True),
+    (129, 129, 128, 91, FP32, 0.0, True, "shuffled", False, True),
+    (129, 129, 32, 20, FP32, 0.3, True, "half", True, True),
+    (129, 129, 64, 20, BF16, 0.6, False, "half", True, False),
+    (77, 512, 32, 91, FP32, 0.1, False, "half", False, True),
+    (435, 435, 64, 91, BF16, 0.1, False, "sorted", True, True),
+    (512, 512, 32, 91, FP32, 0.0, False, "sorted", True, True),
+]
+
+
+def attention_errors(case: tuple, device: str) -> list[float]:
+    """Relative errors of the output and of the gradients of queries-keys-values and the table."""
+    from latemask.kernels import relative_attention as kernel
+
+    queries, keys, width, far, dtype, dropout, has_groups, order, packed, has_table = case
+    n = max(queries, keys)
+    rows, heads = (1, 1) if n > 200 and device == "cpu" else (2, 2)
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(*size, generator=generator).to(device, dtype)
+
+    reach = n + n // 6
+    seats = torch.stack([torch.randperm(reach + 1, generator=generator)[:n] for _ in range(rows)]).int()
+    if order != "shuffled":
+        rising = n if order == "sorted" else n - n // 4
+        seats = torch.cat([seats[:, :rising].sort(1)[0], seats[:, rising:]], 1)
+    seats = seats.to(device)
+    groups = (None, None)
+    if has_groups:  # Group 2 of the queries sees nothing; -1 of the keys is seen by none.
+        groups = (torch.randint(0, 3, (rows, queries), generator=generator).int().to(device),
+                  torch.randint(-1, 2, (rows, keys), generator=generator).int().to(device))  # fmt: skip
+    projected = normal(rows, n, 3 * heads * width).requires_grad_()
+    table = torch.randn(heads, 2 * far + 1, generator=generator).to(device).requires_grad_()
+    d_out = normal(rows, heads, queries, width)
+    noise = kernel.draw_noise(keys, torch.device(device))
+    kept = kernel.kept_by_dropout(noise, rows, heads, queries, dropout) if dropout else None
+
+    def split(projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in projected.chunk(3, -1))
+        return q[:, :, n - queries :], k[:, :, :keys], v[:, :, :keys]
+
+    def relative(table: torch.Tensor) -> kernel.Relative | None:
+        if not has_table:
+            return None
+        query_seats, key_seats = seats[:, n - queries :].contiguous(), seats[:, :keys].contiguous()
+        return kernel.Relative(table, query_seats, key_seats, *groups, reach)
+
+    drawn, kernel.draw_noise = kernel.draw_noise, lambda *_: noise
+    if packed:
+        out = kernel.self_attention(projected, heads, relative(table), dropout)
+        out = out.unflatten(-1, (heads, -1)).transpose(1, 2)
+    else:
+        out = kernel.attention(*split(projected), relative(table), dropout)
+    kernel.draw_noise = drawn
+    wide = [tensor.detach().double().requires_grad_() for tensor in (projected, table)]
+    wanted = kernel.plain(*split(wide[0]), relative(wide[1]), kept, dropout)
+    count = 2 if has_table else 1
+    found = (out, *torch.autograd.grad(out, (projected, table)[:count], d_out))
+    right = (wanted, *torch.autograd.grad(wanted, wide[:count], d_out.double()))
+    return [_error(a, b) for a, b in zip(found, right, strict=True)]
+
+
+def cross_entropy_errors(dtype: torch.dtype, device: str) -> list[float]:
+    """Of the loss and the gradients of vectors, table and bias; the last ids are padding (-inf)."""
+    from latemask.kernels import linear_cross_entropy as kernel
+
+    generator = torch.Generator().manual_seed(0)
+    x, table = (torch.randn(size, 32, generator=generator).to(device, dtype).requires_grad_() for size in (7, 4160))
+    bias = torch.randn(4160, generator=generator)
+    bias[4111:] = -torch.inf
+    bias = bias.to(device, dtype).requires_grad_()
+    targets = torch.randint(0, 4111, (7,), generator=generator).to(device)
+    weights = torch.rand(7, generator=generator).to(device)
+    parts = (x, table, bias)
+    loss = kernel.linear_cross_entropy(*parts, targets)
+    wide = [part.detach().double().requires_grad_() for part in parts]
+    wanted = kernel.plain(*wide, targets)
+    found = (loss, *torch.autograd.grad(loss @ weights, parts))
+    right = (wanted, *torch.autograd.grad(wanted @ weights.double(), wide))
+    return [_error(a, b) for a, b in zip(found, right, strict=True)]
+
+
+def model_errors(device: str) -> list[float]:
+    """Loss and gradients of a whole MAE-LM with isolated documents, the relative bias in the kernel and written out."""
+    from dataclasses import replace
+
+    from latemask.kernels import relative_attention
+    from latemask.model.pretrainer import Pretrainer
+    from samples import batch_of, small
+
+    run = small("mae_lm")
+    run = replace(run, shape=replace(run.shape, isolate_documents=True))
+    torch.manual_seed(0)
+    model = Pretrainer(run).to(device)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.2)
+    batch = batch_of(run).to(device)
+    found = {}
+    is_supported = relative_attention.is_supported
+    for kind, supports in (("kernel", is_supported), ("plain", lambda *_: False)):
+        relative_attention.is_supported = supports
+        model.zero_grad()
+        loss = model(batch)
+        loss.mean().backward()
+        found[kind] = [loss.detach(), *(p.grad.clone() for p in model.encoder.parameters() if p.grad is not None)]
+    relative_attention.is_supported = is_supported
+    return [_error(a, b) for a, b in zip(found["kernel"], found["plain"], strict=True)]
+
+
+def same_twice(device: str) -> list[float]:
+    """Two runs of forward and backward with the same noise differ by nothing."""
+    from latemask.kernels import relative_attention as kernel
+
+    generator = torch.Generator().manual_seed(0)
+    projected = torch.randn(2, 130, 3 * 64, generator=generator).to(device, BF16).requires_grad_()
+    table = torch.randn(2, 41, generator=generator).to(device).requires_grad_()
+    seats = torch.stack([torch.randperm(150, generator=generator)[:130] for _ in range(2)]).int().to(device)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        out = kernel.self_attention(projected, 2, kernel.Relative(table, seats, seats, None, None, 149), 0.1)
+        runs.append((out, *torch.autograd.grad(out.float().square().sum(), (projected, table))))
+    return [float((a != b).sum()) for a, b in zip(*runs, strict=True)]
+
+
+def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    found, wanted = found.detach().double(), wanted.detach().double()
+    return float((found - wanted).norm() / wanted.norm().clamp(min=0.5))
+
+
+def _checks(device: str) -> dict[str, tuple[float, list[float]]]:
+    """Name -> (limit, errors)."""
+    found = {}
+    for case in ATTENTION:
+        name = " ".join(str(part).removeprefix("torch.") for part in case)
+        found[f"attention {name}"] = (LIMIT[case[4]], attention_errors(case, device))
+    for dtype in (BF16, FP32):
+        name = f"cross-entropy {str(dtype).removeprefix('torch.')}"
+        found[name] = (LIMIT[dtype], cross_entropy_errors(dtype, device))
+    found["whole model"] = (1e-4, model_errors(device))
+    found["same twice"] = (0.0, same_twice(device))
+    return found
+
+
+@pytest.fixture(scope="module")
+def checks() -> dict[str, tuple[float, list[float]]]:
+    on_gpu = torch.cuda.is_available()
+    device, interprets = ("cuda", "0") if on_gpu else ("cpu", "1")
+    done = subprocess.run([sys.executable, __file__, device], capture_output=True, text=True, timeout=280,
+                          env={**os.environ, "TRITON_INTERPRET": interprets, "OMP_NUM_THREADS": "1"})  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_kernels_equal_their_plain_twins(checks):
+    wrong = {name: errors for name, (limit, errors) in checks.items() if not max(errors) <= limit}
+    assert not wrong
+    assert len(checks) == len(ATTENTION) + 4
+
+
+def test_attention_drops_the_share_it_is_told():
+    from latemask.kernels import relative_attention as kernel
+
+    for share in (0.1, 0.6):
+        kept = kernel.kept_by_dropout(kernel.draw_noise(256, torch.device("cpu")), 8, 4, 256, share).double()
+        assert abs(1 - share - kept.mean()) < 5 * (share * (1 - share) / kept.numel()) ** 0.5
+        centred = kept - (1 - share)
+        for a, b in ((centred[..., 1:], centred[..., :-1]), (centred[..., 1:, :], centred[..., :-1, :]),
+                     (centred[:, 1:], centred[:, :-1]), (centred[1:], centred[:-1])):  # fmt: skip
+            correlation = (a * b).mean() / (share * (1 - share))
+            assert abs(correlation) < 6 / (a.numel() ** 0.5)
+
+
+def test_hashed_dropout_is_dropout():
+    from latemask.kernels.dropout import Dropout, hashed_dropout
+
+    torch.manual_seed(0)
+    x = torch.ones(4, 256, 512, requires_grad=True)
+    y = hashed_dropout(x, 0.1)
+    assert y.unique().tolist() == [0.0, pytest.approx(1 / 0.9)]
+    assert abs((y == 0).double().mean() - 0.1) < 5 * (0.09 / y.numel()) ** 0.5
+    y.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, y.detach())
+    again = hashed_dropout(x, 0.1)
+    assert 0.15 < (again != y).double().mean() < 0.21  # 2 * .1 * .9: another mask
+    assert torch.equal(Dropout(0.1).eval()(x), x)
+
+
+def test_a_second_backward_pass_is_refused():
+    if not torch.cuda.is_available():
+        pytest.skip("the kernel needs a GPU or the interpreter")
+    from latemask.kernels import linear_cross_entropy as kernel
+
+    x, table = (torch.randn(n, 64, device="cuda", requires_grad=True) for n in (4, 128))
+    loss = kernel.linear_cross_entropy(x, table, torch.zeros(128, device="cuda"), torch.arange(4, device="cuda")).sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="used the logits up"):
+        loss.backward()
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    print(json.dumps(_checks(sys.argv[1])))
