@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -134,6 +135,7 @@ class Process:
     def _work(work: Callable[[], Any], environment: dict[str, str], pipe: Any) -> None:
         os.environ.update(environment)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        faulthandler.dump_traceback_later(50)
         try:
             pipe.send((True, work()))
         except BaseException as error:
@@ -171,6 +173,8 @@ class Process:
 
 def start_ranks(count: int, work: Callable[[], Any]) -> list[Process]:
     """``work`` on ``count`` gloo processes, as torchrun starts them."""
+    import torch._dynamo  # DistributedDataParallel does, for seconds: once here, not in every process
+
     with ExitStack() as stack:
         free = stack.enter_context(socket.socket())
         free.bind(("127.0.0.1", 0))

@@ -13,7 +13,6 @@ import math
 import resource
 import shutil
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
@@ -36,7 +35,7 @@ from latemask.model.pretrainer import Pretrainer
 from latemask.text.store import TokenStore, open_store
 from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
-from latemask.training.distributed import World, joined_world
+from latemask.training.distributed import World, averaging, dismantle, joined_world
 from latemask.training.guards import disk_full_is_refused, locked, signals
 from latemask.training.micro import compile_blocks, find_micro_rows, out_of_memory_is_refused
 from latemask.training.optimizer import Verdict, load_optimizer_tensors, make_optimizer, optimizer_tensors, update
@@ -196,17 +195,11 @@ def _assemble(
     can_validate = settings.validate_every > 0 and len(store.valid.tokens) >= run.shape.row_tokens - 1
     optimizer = make_optimizer(model, settings)
     load_optimizer_tensors(model, optimizer, optimizer_state)
-    trained: nn.Module = model
-    if world.size > 1:
-        ids = [device.index] if device.type == "cuda" else None
-        with warnings.catch_warnings(action="ignore", category=FutureWarning):  # broadcast_buffers, from torch 2.13 on
-            trained = nn.parallel.DistributedDataParallel(
-                model, ids, gradient_as_bucket_view=True, broadcast_buffers=False
-            )
     steps = settings.steps
     if settings.max_tokens is not None:
         steps = min(steps, max(1, settings.max_tokens // (settings.batch_rows * run.shape.row_tokens)))
     validation = Validation(run, store) if can_validate else None
+    trained = averaging(model, world)
     return _Parts(run, store, rows, batches, validation, model, trained, optimizer, precision, micro_rows, first_row,
                   last_row, steps)  # fmt: skip
 
@@ -226,6 +219,7 @@ def _train(
     reason: Reason = "steps"
 
     with ExitStack() as stack:
+        stack.callback(dismantle, parts.trained)
         book = None
         display = stack.enter_context(Display(run, parts.total_steps, out, enabled=world.leads))
         if world.leads:
@@ -327,11 +321,12 @@ def _train(
             if not (logs or saves or validates) or not settle():
                 continue
             if logs:
-                speed = (step - logged_step) * batch_tokens / (watch.seconds - logged_at)
+                seconds = watch.seconds
+                speed = (step - logged_step) * batch_tokens / (seconds - logged_at)
                 note(
                     "train",
                     tokens=step * batch_tokens,
-                    seconds=watch.seconds,
+                    seconds=seconds,
                     epoch=batches.epoch_of(state.batch_index),
                     loss=float(loss_sum) / state.loss_steps,
                     learning_rate=rate,
@@ -343,7 +338,7 @@ def _train(
                 )
                 loss_sum.zero_()
                 state = dataclasses.replace(state, loss_steps=0)
-                logged_step, logged_at = step, watch.seconds
+                logged_step, logged_at = step, seconds
             if validates:
                 validate(is_saved=saves)
             if saves:

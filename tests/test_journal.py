@@ -1,0 +1,150 @@
+"""The journal tells what happened: whole lines, once each, in JSON that any reader takes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from latemask.errors import Refusal
+from latemask.training import journal
+from latemask.training.journal import Journal
+from latemask.training.loop import pretrain
+from training_support import tiny_run, write_store
+
+FIELDS = {
+    "start": {"run", "card", "world", "versions", "micro_rows", "rows", "refused_rows", "dropped_tokens",
+              "masked_tokens", "parameters", "encoder_parameters", "flops_per_token", "plain_flops_per_token"},
+    "train": {"tokens", "seconds", "epoch", "loss", "learning_rate", "gradient_norm", "tokens_per_second",
+              "flops_per_second", "mfu", "memory_bytes"},
+    "validation": {"loss", "by_source", "rate", "rows", "seconds"},
+    "save": {"folder", "seconds"},
+    "end": {"reason", "seconds", "tokens"},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 0 to 6; logged at 2, 4, 6, saved and validated at 3 and 6."""
+    folder = tmp_path_factory.mktemp("run")
+    pretrain(tiny_run(log_every=2), write_store(folder / "data"), folder / "run")
+    return folder / "run"
+
+
+def test_every_line_has_its_fields_and_its_place(run_folder: Path) -> None:
+    lines = journal.read(run_folder / "journal.jsonl")
+    assert all(line.keys() == FIELDS[line["kind"]] | {"kind", "step"} for line in lines)
+    assert [(line["kind"], line["step"]) for line in lines] == [
+        ("start", 0), ("validation", 0), ("save", 0), ("train", 2), ("validation", 3), ("save", 3), ("train", 4),
+        ("train", 6), ("validation", 6), ("save", 6), ("end", 6),
+    ]  # fmt: skip
+
+
+def test_the_numbers_agree_with_each_other(run_folder: Path) -> None:
+    start, *lines = journal.read(run_folder / "journal.jsonl")
+    assert start["run"] == json.loads(tiny_run(log_every=2).to_json())
+    for line in lines:
+        if line["kind"] == "train":
+            assert line["tokens"] == line["step"] * 7 * 16
+            assert line["epoch"] == pytest.approx(line["step"] * 7 / 30)
+            assert line["flops_per_second"] == pytest.approx(line["tokens_per_second"] * start["flops_per_token"])
+            assert line["mfu"] is None, "no peak is known for a CPU"
+            assert 0 < line["gradient_norm"] < 1e3
+            assert line["memory_bytes"] > 1e7
+    seconds = [line["seconds"] for line in lines]
+    assert seconds == sorted(seconds)
+    trained = [line for line in lines if line["kind"] == "train"]
+    speeds = [2 * 7 * 16 / (after["seconds"] - before["seconds"]) for before, after in itertools.pairwise(trained)]
+    assert [line["tokens_per_second"] for line in trained[1:]] == pytest.approx(speeds)
+    assert trained[0]["tokens_per_second"] == pytest.approx(2 * 7 * 16 / trained[0]["seconds"], rel=0.1)
+
+
+def test_the_logged_loss_is_the_mean_of_its_steps(run_folder: Path, tmp_path: Path) -> None:
+    pretrain(tiny_run(log_every=1), write_store(tmp_path / "data"), tmp_path / "run")
+    each = [line["loss"] for line in journal.read(tmp_path / "run" / "journal.jsonl") if line["kind"] == "train"]
+    pairs = [line["loss"] for line in journal.read(run_folder / "journal.jsonl") if line["kind"] == "train"]
+    assert pairs == pytest.approx([(a + b) / 2 for a, b in zip(each[::2], each[1::2], strict=True)], rel=1e-6)
+    assert len(set(each)) == 6
+
+
+def test_reading_leaves_out_a_last_line_cut_anywhere(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    whole = [{"kind": "train", "step": step, "loss": 4.25} for step in (1, 2)]
+    text = "".join(json.dumps(line) + "\n" for line in whole)
+    first = len(text) // 2
+    for cut in range(first, len(text) + 1):
+        path.write_text(text[:cut])
+        assert journal.read(path) == (whole if cut >= len(text) - 1 else whole[:1])
+    path.write_bytes(text.encode() + b'{"kind": "tr\xff\x00')
+    assert journal.read(path) == whole
+
+
+@pytest.mark.parametrize("bad", [b"{", b"5", b'"text"', b"[1]", b"\xff\xfe", b"\0\0\0"])
+def test_any_other_bad_line_is_refused_by_number(bad: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"kind": "start", "step": 0}\n' + bad + b'\n{"kind": "end", "step": 3}\n')
+    with pytest.raises(Refusal, match=r"journal.jsonl:2.*JSON object"):
+        journal.read(path)
+
+
+def test_going_on_takes_out_what_is_met_again(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    book = Journal(path)
+    for kind, values in [
+        ("start", {"step": 0}), ("train", {"step": 3}), ("skip", {"step": 3, "batch": 3}), ("save", {"step": 3}),
+        ("skip", {"step": 3, "batch": 4}), ("train", {"step": 4}),
+    ]:  # fmt: skip
+        book.add(kind, **values)
+    book.close()
+    with path.open("a") as file:
+        file.write('{"kind": "train", "step": 5, "lo')
+    for _ in range(2):
+        Journal(path, resumed=(3, 4)).close()
+        kept = [(line["kind"], line.get("batch")) for line in journal.read(path)]
+        assert kept == [("start", None), ("train", None), ("skip", 3), ("save", None)]
+    Journal(path).close()
+    assert journal.read(path) == []
+    assert [file.name for file in tmp_path.iterdir()] == ["journal.jsonl"]
+
+
+def test_what_is_not_finite_is_null_and_listeners_hear_every_line(tmp_path: Path) -> None:
+    class Ears:
+        def __init__(self) -> None:
+            self.heard: list[dict[str, Any]] = []
+            self.is_closed = False
+
+        def hear(self, line: dict[str, Any]) -> None:
+            self.heard.append(line)
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    ears = Ears()
+    book = Journal(tmp_path / "journal.jsonl", listeners=[ears])
+    book.add("validation", step=1, loss=math.nan, by_source={"books": math.inf, "news": 1.5}, rows=3)
+    book.close()
+
+    def no_constants(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    text = (tmp_path / "journal.jsonl").read_text()
+    line = json.loads(text, parse_constant=no_constants)
+    assert line == {"kind": "validation", "step": 1, "loss": None, "by_source": {"books": None, "news": 1.5}, "rows": 3}
+    assert ears.heard == [line]
+    assert ears.is_closed
+
+
+def test_a_tracker_that_is_not_installed_is_refused_before_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+
+    data = write_store(tmp_path / "data")
+    for name, module in (("wandb", "wandb"), ("tensorboard", "torch.utils.tensorboard")):
+        monkeypatch.setitem(sys.modules, module, None)
+        with pytest.raises(Refusal, match=rf"pip install latemask\[{name}\]"):
+            pretrain(tiny_run(), data, tmp_path / name, trackers=[name])
