@@ -5,7 +5,6 @@ from __future__ import annotations
 import faulthandler
 import multiprocessing
 import os
-import random
 import signal
 import socket
 import time
@@ -173,7 +172,7 @@ class Process:
 
 def start_ranks(count: int, work: Callable[[], Any]) -> list[Process]:
     """``work`` on ``count`` gloo processes, as torchrun starts them."""
-    import torch._dynamo  # DistributedDataParallel does, for seconds: once here, not in every process
+    import torch._dynamo  # noqa: F401  DistributedDataParallel does, for seconds: once here, not in every process
 
     with ExitStack() as stack:
         free = stack.enter_context(socket.socket())
@@ -193,9 +192,3 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < limit, f"nothing after {seconds} s"
         time.sleep(0.005)
-
-
-def moments(count: int, longest: float, seed: int = 0) -> list[float]:
-    """Random seconds to wait before a kill, spread over ``longest``."""
-    numbers = random.Random(seed)
-    return [longest * (place + numbers.random()) / count for place in range(count)]

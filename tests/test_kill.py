@@ -1,0 +1,155 @@
+"""Nothing is lost to SIGKILL: a run killed at any moment and started again ends as one that was never killed.
+
+The slow harness kills 200 runs and, where the environment variable LATEMASK_RESULTS names a folder, writes what it saw
+to ``kill_pretraining.json`` there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from latemask.config import Run
+from latemask.training import checkpoint
+from latemask.training.loop import Outcome, pretrain
+from training_support import Process, assert_same_bits, lines_of, on_ranks, start_ranks, tiny_run, write_store
+
+RUN = tiny_run(steps=8, log_every=3, save_every=2, validate_every=4, keep=1)
+"""Dropout .1; 8 batches of 7 rows pass over the 30 rows nearly twice; steps 0, 2, 4, 6, 8 are saved."""
+LAST = "step-0000008"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_store(tmp_path_factory.mktemp("prepared") / "data")
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    """The run that nobody killed, and the seconds that one takes in a process of its own."""
+    out = tmp_path_factory.mktemp("runs")
+    Process(partial(pretrain, RUN, data, out / "first")).join()
+    began = time.monotonic()
+    Process(partial(pretrain, RUN, data, out / "whole")).join()
+    return out / "whole", time.monotonic() - began
+
+
+def start_or_go_on(run: Run, data: Path, out: Path) -> Outcome:
+    return pretrain(run, data, out, resume="if-present")
+
+
+def kill_at(seconds: float, processes: list[Process], out: Path) -> str:
+    """Kill after so many seconds; what was killed."""
+    processes[0].process.join(seconds)
+    return kill(processes, out)
+
+
+def kill_in_save(number: int, delay: float, processes: list[Process], out: Path) -> str:
+    """Kill as the ``number``-th save of the run is under way."""
+    seen: set[str] = set()
+    while len(seen) < number and processes[0].is_alive:
+        seen.update(path.name for path in out.glob(".step-*.partial"))
+        time.sleep(0.0005)
+    time.sleep(delay)
+    return kill(processes, out)
+
+
+def kill(processes: list[Process], out: Path) -> str:
+    finished = not processes[0].is_alive
+    for process in processes:
+        process.kill()
+    if finished:
+        return "after the end"
+    if list(out.glob(".step-*.partial")):
+        return "while a checkpoint was written"
+    if list(out.glob(".step-*.deleted")):
+        return "while a checkpoint was deleted"
+    return "between checkpoints" if checkpoint.steps(out) else "before the first checkpoint"
+
+
+def moments(kills: int, seconds: float) -> list[Callable[[list[Process], Path], str]]:
+    """Three kills of five at a time spread evenly over the run, two inside a save, each with its own random delay."""
+    chance = random.Random(kills)
+    chosen: list[Callable[[list[Process], Path], str]] = []
+    for number in range(kills):
+        if number % 5 in (1, 3):
+            chosen.append(partial(kill_in_save, 1 + number // 2 % 5, chance.uniform(0, 0.01)))
+        else:
+            chosen.append(partial(kill_at, seconds * (number + chance.random()) / kills))
+    return chosen
+
+
+def assert_as_if_never_killed(out: Path, whole: Path) -> None:
+    assert checkpoint.newest(out).name == LAST
+    assert_same_bits(out / LAST, whole / LAST)
+    for kinds in (("start",), ("train", "validation", "skip")):
+        assert lines_of(out, *kinds) == lines_of(whole, *kinds)
+    assert sorted(path.name for path in out.iterdir()) == sorted(path.name for path in whole.iterdir())
+
+
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("kills", [5, pytest.param(200, marks=pytest.mark.slow)])
+def test_killed_at_random_moments_and_started_again(
+    kills: int, data: Path, whole: tuple[Path, float], tmp_path: Path
+) -> None:
+    """The same command after each kill ends with the same bits in weights and optimizer, and the same journal."""
+    began, met = time.monotonic(), Counter[str]()
+    for number, strike in enumerate(moments(kills, whole[1])):
+        out = tmp_path / str(number)
+        met[strike([Process(partial(start_or_go_on, RUN, data, out))], out)] += 1
+        if checkpoint.steps(out):
+            passed_over: list[str] = []
+            checkpoint.newest(out, passed_over)
+            assert passed_over == []
+        assert start_or_go_on(RUN, data, out).step == out / LAST
+        assert_as_if_never_killed(out, whole[0])
+    assert met["while a checkpoint was written"] >= kills // 10
+    assert met["after the end"] <= kills // 2
+    if kills >= 200 and (results := os.environ.get("LATEMASK_RESULTS")):
+        summary = {
+            "what": "pretraining killed by SIGKILL, started again by the same call, compared with a run never killed",
+            "kills": kills,
+            "killed": dict(sorted(met.items())),
+            "equal_bit_for_bit": kills,
+            "seconds": round(time.monotonic() - began, 1),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        }
+        Path(results).mkdir(parents=True, exist_ok=True)
+        (Path(results) / "kill_pretraining.json").write_text(json.dumps(summary, indent=2) + "\n")
+
+
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 9))])
+def test_killed_again_and_again(seed: int, data: Path, whole: tuple[Path, float], tmp_path: Path) -> None:
+    """One run killed until it ends by itself, its resumed parts too."""
+    chance, out, met = random.Random(seed), tmp_path / "run", Counter[str]()
+    for _ in range(40):
+        process = Process(partial(start_or_go_on, RUN, data, out))
+        met[kill_in_save(chance.randint(1, 3), chance.uniform(0, 0.05), [process], out)] += 1
+        if met["after the end"]:
+            break
+    start_or_go_on(RUN, data, out)
+    assert_as_if_never_killed(out, whole[0])
+    assert met.total() > 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_two_processes_killed_at_random_moments(data: Path, whole: tuple[Path, float], tmp_path: Path) -> None:
+    """Both at once; the run goes on with two, and equals two that nobody killed."""
+    on_ranks(2, partial(start_or_go_on, RUN, data, tmp_path / "whole"))
+    for number, strike in enumerate(moments(20, 1.5 * whole[1])):
+        out = tmp_path / str(number)
+        strike(start_ranks(2, partial(start_or_go_on, RUN, data, out)), out)
+        on_ranks(2, partial(start_or_go_on, RUN, data, out))
+        assert_as_if_never_killed(out, tmp_path / "whole")
