@@ -36,7 +36,7 @@ from latemask.hf.exporting import export
 from latemask.hf.filling import Guess, fill
 from latemask.hf.loading import load_encoder, load_masked_model, load_tokenizer_of
 from latemask.hf.vectors import framed
-from latemask.text.tokenizer import Tokenizer
+from latemask.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from samples import small, with_shape
 from trained import TEXT, byte_level, character_level, write_run
 
@@ -298,6 +298,16 @@ def test_an_encoder_that_no_stock_class_computes_brings_its_code(run, tmp_path):
 )
 def test_ways_to_fill_masks_are_exported(run, tmp_path):
     exported(tmp_path, run, "masked-lm")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["always", "first", "never"])
+def test_a_unigram_tokenizer_is_exported(scheme, tmp_path):
+    library = Library(models.Unigram())
+    library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=list(SPECIAL_TOKENS), unk_token="<unk>")
+    library.train_from_iterator([TEXT * 5], trainer)
+    exported(tmp_path, small("mlm", positions="absolute"), "masked-lm", Tokenizer(library))
 
 
 @pytest.mark.slow

@@ -365,8 +365,11 @@ def test_a_space_before_a_mask_belongs_to_the_word_where_the_tokenizer_ties_it()
     tied, apart = byte_level(), character_level()
     assert ties_spaces(tied)
     assert not ties_spaces(apart)
-    assert masked_ids(["the ", " cat"], tied) == masked_ids(["the", " cat"], tied)
-    assert len(masked_ids(["a ", "b"], apart)) == len(masked_ids(["a", "b"], apart)) + 1
+    one, other, literal = masked_ids(["the \n<mask> cat", "the<mask> cat", "the <mask> </s>"], tied)
+    assert one == other
+    assert tied.specials.eos not in literal
+    spaced, close = masked_ids(["a <mask>b", "a<mask>b"], apart)
+    assert len(spaced) == len(close) + 1
 
 
 def test_options_and_the_package_need_no_torch():

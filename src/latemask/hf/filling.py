@@ -1,21 +1,24 @@
 """What stands behind each `<mask>` of a text? The one place where `<mask>` in a text means the mask.
 
-The text is split at its masks and the pieces are tokenized on their own, each as text. Most tokenizers tie a space to
-the word behind it, so a space in front of a mask belongs to the word that is asked for: it is left out, and the
-predictions bring their own.
+Everything else is tokenized as text. Most tokenizers tie a space to the word behind it, so a space in front of a mask
+belongs to the word that is asked for: it is left out, and the predictions bring their own.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from latemask.errors import Refusal
 from latemask.hf.loading import Source
 from latemask.text.tokenizer import Tokenizer
+from latemask.text.words import Encoder as WordEncoder
 
 MASK = "<mask>"
 SPACES = " Ġ▁"
@@ -44,11 +47,11 @@ def fill(text: str, folder: Path | str, top: int = 5) -> list[list[Guess]]:
         raise Refusal("top", str(top), "at least 1")
     source = Source.of(folder)
     tokenizer = source.tokenizer()
-    pieces = text.replace(tokenizer.special_names["mask"], MASK).split(MASK)
-    if len(pieces) == 1:
+    text = text.replace(tokenizer.special_names["mask"], MASK)
+    if MASK not in text:
         raise Refusal("text", repr(text[:80]), f"at least one {MASK}")
     model = source.masked_model()
-    ids = [tokenizer.specials.bos, *masked_ids(pieces, tokenizer), tokenizer.specials.eos]
+    ids = [tokenizer.specials.bos, *masked_ids([text], tokenizer)[0], tokenizer.specials.eos]
     if len(ids) > model.shape.row_tokens:
         raise Refusal("text", f"{len(ids)} tokens", f"at most {model.shape.row_tokens}", "Shorten the text")
     with torch.inference_mode():
@@ -59,14 +62,15 @@ def fill(text: str, folder: Path | str, top: int = 5) -> list[list[Guess]]:
     ]
 
 
-def masked_ids(pieces: Sequence[str], tokenizer: Tokenizer) -> list[int]:
-    """Ids of the pieces with a mask between each two, no special tokens around."""
-    if ties_spaces(tokenizer):
-        pieces = [*(piece.rstrip() for piece in pieces[:-1]), pieces[-1]]
-    ids: list[int] = []
-    for number, piece in enumerate(tokenizer.encode_batch(pieces)):
-        ids += [tokenizer.specials.mask] * (number > 0) + piece.tolist()
-    return ids
+def masked_ids(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
+    """Ids of each text and its masks, no special tokens around; the names of other special tokens are text."""
+    names = tokenizer.special_names
+    library = WordEncoder(json.loads(tokenizer.library.to_str()), names.values(), names["unk"], np.uint32).library
+    mask = str(library.id_to_token(tokenizer.specials.mask))
+    library.add_special_tokens([mask])
+    masks = re.compile((r"\s*" if ties_spaces(tokenizer) else "") + re.escape(MASK))
+    shown = [masks.sub(lambda _: mask, text) for text in texts]
+    return [library.encode(text, add_special_tokens=False).ids for text in shown]
 
 
 def ties_spaces(tokenizer: Tokenizer) -> bool:

@@ -118,10 +118,7 @@ def verify(export: Path, model: Encoder | MaskedModel, tokenizer: Tokenizer, *, 
 
 
 def _ids_of(texts: Sequence[str], tokenizer: Tokenizer, shape: Shape, fills_masks: bool) -> list[list[int]]:
-    if fills_masks:
-        found = [masked_ids(text.split(MASK), tokenizer) for text in texts]
-    else:
-        found = [ids.tolist() for ids in tokenizer.encode_batch(texts)]
+    found = masked_ids(texts, tokenizer) if fills_masks else [ids.tolist() for ids in tokenizer.encode_batch(texts)]
     return [framed(ids, shape.specials, shape.row_tokens) for ids in found]
 
 
