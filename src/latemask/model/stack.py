@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from latemask.config import Sublayer
 from latemask.kernels.dropout import Dropout
@@ -133,6 +134,8 @@ class Stack(nn.Module):
             for _ in range(depth)
         )  # fmt: skip
         self.final_norm = Norm(width, eps=epsilon) if pre_norm else None
+        self.recomputes = False
+        """Whether blocks are computed again in the backward pass, in place of keeping what it needs of them."""
 
     def forward(
         self,
@@ -151,5 +154,7 @@ class Stack(nn.Module):
         last = depth if last is None else last
         for number in range(first, last):
             start = predict_from if number == depth - 1 else 0
-            x = self.blocks[number](x, geometry, start, memory, memory_geometry)
+            block, given = self.blocks[number], (x, geometry, start, memory, memory_geometry)
+            recomputes = self.recomputes and torch.is_grad_enabled()
+            x = checkpoint(block, *given, use_reentrant=False) if recomputes else block(*given)
         return x if last < depth or self.final_norm is None else self.final_norm(x)

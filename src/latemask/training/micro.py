@@ -10,7 +10,7 @@ import torch
 from latemask.errors import Refusal
 from latemask.feed.batches import TrainingBatches
 from latemask.model.pretrainer import Pretrainer
-from latemask.model.stack import Block, Door
+from latemask.model.stack import Block, Door, Stack
 
 ENOUGH_TOKENS = 65_536
 """More tokens than these in one forward pass no longer make a GPU faster."""
@@ -30,6 +30,13 @@ def compile_blocks(model: Pretrainer) -> None:
     for module in model.modules():
         if isinstance(module, Block | Door):
             module.compile(dynamic=False)
+
+
+def recompute_blocks(model: Pretrainer) -> None:
+    """Keep each block's input alone for the backward pass: the same bits, a third more FLOPs, far less memory."""
+    for module in model.modules():
+        if isinstance(module, Stack):
+            module.recomputes = True
 
 
 def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, precision: Callable) -> int:
