@@ -68,10 +68,11 @@ def run_export(options: ExportOptions) -> None:
 
 def run_fill(options: FillOptions) -> None:
     """What ``latemask fill`` does: a table of tokens and probabilities for each mask."""
-    from latemask.console import table
+    from latemask.console import say, table
     from latemask.hf.filling import fill
 
     masks = fill(options.text, options.model, options.top)
     rows = [(number, repr(guess.token), f"{guess.probability:.4f}")
             for number, guesses in enumerate(masks, 1) for guess in guesses]  # fmt: skip
-    table(options.text, ("mask", "token", "probability"), rows)
+    say(options.text)
+    table("Most probable tokens", ("mask", "token", "probability"), rows)

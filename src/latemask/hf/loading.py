@@ -237,7 +237,8 @@ def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) ->
     odd += [f"misshapen {entry[0] if isinstance(entry, tuple) else entry}" for entry in report["mismatched_keys"]]
     if odd:
         found = ", ".join(sorted(odd)[:6]) + (f" and {len(odd) - 6} more" if len(odd) > 6 else "")
-        raise Refusal(name, found, f"the weights of {type(model).__name__}")
+        do = "An encoder alone fills no masks" if kind is AutoModelForMaskedLM else ""
+        raise Refusal(name, found, f"the weights of {type(model).__name__}", do)
     return model.float()
 
 
