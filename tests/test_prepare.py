@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.metadata
 import json
 import os
 import random
@@ -193,6 +194,7 @@ def test_command_prints_counts_that_add_up(tokenizer, paragraphs, tmp_path, caps
     assert f"{tokens // 127:,} rows of 128 ({tokens % 127:,} tokens left over)" in printed.out
     summary = json.loads((out / "store.json").read_text())
     assert summary["options"]["invalid"] == "skip"
+    assert summary["latemask"] == importlib.metadata.version("latemask")
     assert summary["files"][1]["read"]["left_out"] == 1
 
 

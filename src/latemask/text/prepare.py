@@ -7,6 +7,7 @@ and more data.
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import os
 import shlex
 import shutil
@@ -263,7 +264,6 @@ class _Writer:
 
     def summary(self, options: dict[str, Any]) -> dict[str, Any]:
         """For ``store.json``."""
-        import latemask
         from latemask.text.store import VERSION
 
         return {
@@ -275,7 +275,7 @@ class _Writer:
             "source_names": [name or "(unnamed)" for name in self.sources],
             "options": options,
             "files": [dataclasses.asdict(one) for one in self.counts],
-            "latemask": getattr(latemask, "__version__", ""),
+            "latemask": importlib.metadata.version("latemask"),
         }
 
 
