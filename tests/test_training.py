@@ -429,6 +429,13 @@ def test_a_validation_rate_that_leaves_nothing_is_refused(rate: float, data: Pat
 # Precision and compiled blocks
 
 
+def test_a_gpu_that_only_emulates_bf16_trains_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    for has_bf16 in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True, has=has_bf16: (
+            has or including_emulation))  # fmt: skip
+        assert (loop._autocast("auto", torch.device("cuda")) is not nullcontext) == has_bf16
+
+
 def test_bf16_on_a_cpu_trains_close_to_fp32(data: Path, tmp_path: Path) -> None:
     for precision in ("fp32", "bf16"):
         pretrain(without_dropout(tiny_run(precision=precision)), data, tmp_path / precision)

@@ -44,6 +44,7 @@ def run_doctor(options: DoctorOptions) -> None:
 
 def machine(device: torch.device) -> list[tuple[str, str]]:
     """What is here: processor, card, versions, kernels."""
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     rows = [
         ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
         ("processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads used by torch"),
@@ -61,7 +62,7 @@ def machine(device: torch.device) -> list[tuple[str, str]]:
         except importlib.metadata.PackageNotFoundError:
             rows.append((package, "not installed"))
     rows += [
-        ("precision by default", "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"),
+        ("precision by default", "bf16" if has_bf16 else "fp32"),
         ("blocks compiled by default", "yes" if device.type == "cuda" else "no"),
         ("attention kernels allowed", ", ".join(attention_kernels(device))),
     ]
@@ -111,7 +112,7 @@ def self_test(device: torch.device) -> list[Check]:
         checks += [
             Check(f"{name}: loss, untrained", f"{found:.3f}", f"about ln {run.shape.vocabulary} = {chance:.3f}",
                   abs(found - chance) < 0.5),
-            Check(f"{name}: loss in float64 on the CPU", f"{wanted:.5f}", f"{found:.5f}", abs(found - wanted) < 1e-3),
+            Check(f"{name}: loss, against float64", f"{found:.5f}", f"{wanted:.5f}", abs(found - wanted) < 1e-3),
             Check(f"{name}: parameters with a finite gradient", str(good), str(len(named)), good == len(named)),
         ]  # fmt: skip
     return checks

@@ -369,7 +369,7 @@ def _accumulate(parts: _Parts, micro_batches: list[Batch], index: int, world: Wo
 
 
 def _autocast(precision: str, device: torch.device) -> Callable[[], Any]:
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bf16" and device.type == "mps":
         raise Refusal("training.precision", "bf16 on an Apple GPU", "fp32 or auto")
     if precision == "bf16" or (precision == "auto" and has_bf16):
