@@ -1,4 +1,4 @@
-"""What happened, one JSON object a line: loss, speed, validations, saves. The report reads it; nothing else does.
+"""What happened, one JSON object a line: loss, speed, validations, saves. For reading: no run depends on a number here.
 
 Lines have a ``kind``: start, resume, train, validation, skip, save, end. Units stand in the names. A number that is
 not finite is null.
