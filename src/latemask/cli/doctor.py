@@ -21,7 +21,7 @@ from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
 from latemask.training.distributed import pick_device
 
-PACKAGES = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "pyarrow", "zstandard", "triton")
+PACKAGES = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "pyarrow", "triton")
 
 
 @dataclass(frozen=True)
