@@ -200,10 +200,12 @@ def open_store(folder: str | os.PathLike[str]) -> TokenStore:
             raise Refusal(path, f"store version {summary['version']}", f"version {VERSION}", "Prepare the text again")
         store = TokenStore(folder, summary["tokenizer_fingerprint"], summary["vocabulary"],
                            Specials(**summary["specials"]), tuple(summary["source_names"]), summary)  # fmt: skip
-        assert store.train.unknown_tokens + store.valid.unknown_tokens >= 0
+        for split in (store.train, store.valid):  # reads and checks their files
+            if split.unknown_tokens < 0:
+                raise ValueError(f"{split.unknown_tokens} unknown tokens")
     except Refusal:
         raise
-    except (ValueError, KeyError, TypeError, AssertionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise Refusal(
             path, f"a broken summary ({error!r})", f"the {SUMMARY} of a store", "Prepare the text again"
         ) from error
