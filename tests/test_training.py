@@ -141,9 +141,14 @@ def test_max_seconds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert min(rates) > 0
     assert max(rates) == pytest.approx(run.training.learning_rate, rel=0.1)
     assert rates[-1] < run.training.learning_rate / 10
-    assert lines_of(tmp_path / "run", "end")[0]["reason"] == "seconds"
+    last = {kind: lines_of(tmp_path / "run", kind)[-1] for kind in ("train", "validation", "end")}
+    assert last["end"]["reason"] == "seconds"
+    assert {line["step"] for line in last.values()} == {checkpoint.step_number(outcome.step)}
+    assert last["validation"]["loss"] == outcome.validation_loss
     assert checkpoint.read_state(outcome.step).seconds >= 60
+    validations = len(lines_of(tmp_path / "run", "validation"))
     assert pretrain(None, None, tmp_path / "run", resume="always").step == outcome.step
+    assert len(lines_of(tmp_path / "run", "validation")) == validations
 
 
 def test_the_clock_stands_still_while_validating_and_saving(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -406,17 +411,19 @@ def test_fewer_validation_rows(data: Path) -> None:
     assert len(Validation(tiny_run(validation_rows=3), open_store(data))) == 3
 
 
-def test_no_validation_split_and_no_sources(tmp_path: Path) -> None:
+def test_no_validation_split_and_no_sources(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write_store(tmp_path / "data", valid_rows=0, sources=())
     assert len(open_store(data).valid.tokens) == 0
     outcome = pretrain(tiny_run(), data, tmp_path / "run")
     assert outcome.validation_loss is None
     assert lines_of(tmp_path / "run", "validation") == []
+    assert f"no validation: {data} holds out 0 tokens, one row takes 15" in capsys.readouterr().err
     unnamed = write_store(tmp_path / "unnamed", sources=())
     pretrain(tiny_run(), unnamed, tmp_path / "another")
     assert {str(line["by_source"]) for line in lines_of(tmp_path / "another", "validation")} == {"{}"}
     pretrain(tiny_run(validate_every=0), unnamed, tmp_path / "never")
     assert lines_of(tmp_path / "never", "validation") == []
+    assert "no validation" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.99])

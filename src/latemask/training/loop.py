@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from latemask.batch import Batch
 from latemask.cards import card_of_device
 from latemask.config import Run, replace
+from latemask.console import warn
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.feed.batches import Rows, TrainingBatches
@@ -192,7 +193,10 @@ def _assemble(
     micro_rows = min(settings.micro_rows or find_micro_rows(model, batches, mine, precision), mine)
     if settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda"):
         compile_blocks(model)
-    can_validate = settings.validate_every > 0 and len(store.valid.tokens) >= run.shape.row_tokens - 1
+    held_out, a_row = len(store.valid.tokens), run.shape.row_tokens - 1
+    can_validate = settings.validate_every > 0 and held_out >= a_row
+    if settings.validate_every > 0 and not can_validate and world.leads:
+        warn(f"no validation: {store.folder} holds out {held_out:,} tokens, one row takes {a_row:,}")
     optimizer = make_optimizer(model, settings)
     load_optimizer_tensors(model, optimizer, optimizer_state)
     steps = settings.steps
@@ -217,6 +221,8 @@ def _train(
     saved = state if is_resumed else None
     loss_sum = torch.tensor(state.loss_sum, device=world.device)
     reason: Reason = "steps"
+    logged_step, logged_at, validated_step = state.updates, watch.seconds, state.updates
+    rate, norm = 0.0, torch.zeros(())
 
     with ExitStack() as stack:
         stack.callback(dismantle, parts.trained)
@@ -254,8 +260,30 @@ def _train(
                 world.wait()
             return folder
 
+        def log(rate: float, norm: Tensor) -> None:
+            nonlocal state, logged_step, logged_at
+            seconds = watch.seconds
+            speed = (state.updates - logged_step) * batch_tokens / (seconds - logged_at)
+            note(
+                "train",
+                tokens=state.updates * batch_tokens,
+                seconds=seconds,
+                epoch=batches.epoch_of(state.batch_index),
+                loss=float(loss_sum) / state.loss_steps,
+                learning_rate=rate,
+                gradient_norm=float(norm),
+                tokens_per_second=speed,
+                flops_per_second=speed * executed_flops,
+                mfu=speed * plain_flops / (card.peak * world.size) if card else None,
+                memory_bytes=_memory(world.device),
+            )
+            loss_sum.zero_()
+            state = dataclasses.replace(state, loss_steps=0)
+            logged_step, logged_at = state.updates, seconds
+
         def validate(is_saved: bool) -> None:
-            nonlocal state, validation_loss
+            nonlocal state, validation_loss, validated_step
+            validated_step = state.updates
             if parts.validation is None:
                 return
             with watch.paused():
@@ -296,7 +324,7 @@ def _train(
             save()
 
         watch.start()
-        logged_step, logged_at = state.updates, watch.seconds
+        logged_at = watch.seconds
         while state.updates < parts.total_steps:
             clock_share = watch.seconds / settings.max_seconds if settings.max_seconds else 0.0
             stop, clock_share = world.decide(float(bool(signalled)), clock_share)
@@ -321,28 +349,15 @@ def _train(
             if not (logs or saves or validates) or not settle():
                 continue
             if logs:
-                seconds = watch.seconds
-                speed = (step - logged_step) * batch_tokens / (seconds - logged_at)
-                note(
-                    "train",
-                    tokens=step * batch_tokens,
-                    seconds=seconds,
-                    epoch=batches.epoch_of(state.batch_index),
-                    loss=float(loss_sum) / state.loss_steps,
-                    learning_rate=rate,
-                    gradient_norm=float(norm),
-                    tokens_per_second=speed,
-                    flops_per_second=speed * executed_flops,
-                    mfu=speed * plain_flops / (card.peak * world.size) if card else None,
-                    memory_bytes=_memory(world.device),
-                )
-                loss_sum.zero_()
-                state = dataclasses.replace(state, loss_steps=0)
-                logged_step, logged_at = step, seconds
+                log(rate, norm)
             if validates:
                 validate(is_saved=saves)
             if saves:
                 save()
+        if reason == "seconds" and state.updates > logged_step:
+            log(rate, norm)
+        if reason == "seconds" and state.updates > validated_step:
+            validate(is_saved=True)
         last = save()
         note("end", reason=reason, seconds=watch.seconds, tokens=state.updates * batch_tokens)
     return Outcome(last, reason, validation_loss)
