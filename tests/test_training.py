@@ -151,6 +151,30 @@ def test_max_seconds(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(lines_of(tmp_path / "run", "validation")) == validations
 
 
+def test_compiling_takes_no_time_from_the_schedule(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first forward pass compiles, for a hundred seconds; all others take one. The warm-up is none the shorter, and
+    the weights are those of a run that compiles nothing."""
+    now, costs = SimpleNamespace(seconds=0.0), iter([100.0])
+    accumulate = loop._accumulate
+
+    def timed(*given) -> Tensor:
+        now.seconds += next(costs, 1.0)
+        return accumulate(*given)
+
+    monkeypatch.setattr(watch, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
+    monkeypatch.setattr(loop, "compile_blocks", lambda model: None)
+    monkeypatch.setattr(loop, "_accumulate", timed)
+    clocked = {"steps": 10**6, "max_seconds": 10, "warmup_share": 0.5, "log_every": 1, "validate_every": 0}
+    outcome = pretrain(tiny_run(compile="on", **clocked), data, tmp_path / "compiled")
+    rates = [line["learning_rate"] for line in lines_of(tmp_path / "compiled", "train")]
+    assert (len(rates), outcome.step.name) == (10, checkpoint.step_name(10))
+    peak = tiny_run().training.learning_rate
+    assert rates[1:] == pytest.approx([peak * height for height in (0.2, 0.4, 0.6, 0.8, 1, 0.8, 0.6, 0.4, 0.2)])
+    plain = pretrain(tiny_run(compile="off", **clocked), data, tmp_path / "plain").step
+    ours, theirs = (checkpoint.read_pretrainer(step).state_dict() for step in (outcome.step, plain))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
 def test_the_clock_stands_still_while_validating_and_saving(monkeypatch: pytest.MonkeyPatch) -> None:
     now = SimpleNamespace(seconds=100.0)
     monkeypatch.setattr(watch, "time", SimpleNamespace(perf_counter=lambda: now.seconds))

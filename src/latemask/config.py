@@ -249,7 +249,8 @@ class Training(_Typed):
     max_tokens: int | None = None
     """Stop after this many input tokens (visible and masked); None: `steps` says."""
     max_seconds: float | None = None
-    """Stop after this many seconds of training; the schedule then follows the clock. None: `steps` says."""
+    """Stop after this many seconds of training (compiling, validation and saving left out); the schedule then follows
+    the clock. None: `steps` says."""
     batch_rows: int = 2048
     """Rows per update, over all processes."""
     micro_rows: int | None = None

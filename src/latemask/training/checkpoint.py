@@ -41,7 +41,7 @@ class State:
     skips_in_a_row: int = 0
     """Updates skipped since the last one made."""
     seconds: float = 0.0
-    """Training time so far, validation and saving left out."""
+    """Training time so far; validation, saving and compiling left out."""
     best_loss: float | None = None
     """Lowest validation loss of the steps that were saved, nats per masked token."""
     best_step: int = 0

@@ -169,6 +169,7 @@ class _Parts:
     """The model, or its DistributedDataParallel."""
     optimizer: torch.optim.AdamW
     precision: Callable[[], Any]
+    is_compiled: bool
     micro_rows: int
     first_row: int
     last_row: int
@@ -191,7 +192,8 @@ def _assemble(
     precision = _autocast(settings.precision, device)
     mine = last_row - first_row
     micro_rows = min(settings.micro_rows or find_micro_rows(model, batches, mine, precision), mine)
-    if settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda"):
+    is_compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
+    if is_compiled:
         compile_blocks(model)
     held_out, a_row = len(store.valid.tokens), run.shape.row_tokens - 1
     can_validate = settings.validate_every > 0 and held_out >= a_row
@@ -204,8 +206,8 @@ def _assemble(
         steps = min(steps, max(1, settings.max_tokens // (settings.batch_rows * run.shape.row_tokens)))
     validation = Validation(run, store) if can_validate else None
     trained = averaging(model, world)
-    return _Parts(run, store, rows, batches, validation, model, trained, optimizer, precision, micro_rows, first_row,
-                  last_row, steps)  # fmt: skip
+    return _Parts(run, store, rows, batches, validation, model, trained, optimizer, precision, is_compiled, micro_rows,
+                  first_row, last_row, steps)  # fmt: skip
 
 
 def _train(
@@ -323,6 +325,9 @@ def _train(
             validate(is_saved=True)
             save()
 
+        if parts.is_compiled and state.updates < parts.total_steps:  # on a batch without consequences, off the clock
+            float(_accumulate(parts, prefetch.take(state.batch_index), state.batch_index, world))
+            model.zero_grad(set_to_none=True)
         watch.start()
         logged_at = watch.seconds
         while state.updates < parts.total_steps:

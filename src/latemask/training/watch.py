@@ -12,7 +12,8 @@ from latemask.config import Run
 
 
 class Stopwatch:
-    """Training seconds: it runs on from an earlier run's and pauses while validating and saving."""
+    """Training seconds: it runs on from an earlier run's, starts when all is compiled, and pauses while validating and
+    saving."""
 
     def __init__(self, seconds: float = 0.0):
         self.before = seconds
