@@ -58,6 +58,8 @@ COMMANDS = (
             "latemask.hf:run_export", "latemask.hf:ExportOptions", ("model",)),
     Command("report", "runs side by side on one page",
             "latemask.report.page:run_report", "latemask.report.page:ReportOptions", ("runs",)),
+    Command("bench", "time training steps, ours and transformers', beside the goals",
+            "latemask.bench:run_bench", "latemask.bench:BenchOptions"),
     Command("doctor", "card, versions, kernels in use, a short self-test",
             "latemask.cli.doctor:run_doctor", "latemask.cli.doctor:DoctorOptions"),
 )  # fmt: skip
