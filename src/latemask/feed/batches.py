@@ -24,14 +24,25 @@ VALIDATION_SEED = 0x5EED
 class Stream(Protocol):
     """What a batch needs of a prepared split (``latemask.text.store.Split``)."""
 
-    tokens: np.ndarray
-    """Token ids, each document followed by ``</s>``."""
-    starts: np.ndarray
-    """Offset of each document's first token, and the end: [documents + 1]."""
-    sources: np.ndarray | None
-    """Index of each document's source, [documents]."""
-    unknown_tokens: int
-    """How many ``<unk>`` the stream holds."""
+    @property
+    def tokens(self) -> np.ndarray:
+        """Token ids, each document followed by ``</s>``."""
+        ...
+
+    @property
+    def starts(self) -> np.ndarray:
+        """Offset of each document's first token, and the end: [documents + 1]."""
+        ...
+
+    @property
+    def sources(self) -> np.ndarray | None:
+        """Index of each document's source, [documents]."""
+        ...
+
+    @property
+    def unknown_tokens(self) -> int:
+        """How many ``<unk>`` the stream holds."""
+        ...
 
 
 class Rows:

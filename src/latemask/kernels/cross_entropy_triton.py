@@ -4,8 +4,8 @@
 # pyright: reportArgumentType=false, reportCallIssue=false
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
 @triton.jit

@@ -11,8 +11,8 @@ a single row. A pair of query and distance occurs once, so the order of addition
 # pyright: reportArgumentType=false, reportCallIssue=false
 from __future__ import annotations
 
-import triton
-import triton.language as tl
+import triton  # pyright: ignore[reportMissingImports]
+import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 NOWHERE = tl.constexpr(1 << 30)
 
