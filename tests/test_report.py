@@ -1,8 +1,10 @@
-"""The report: what the journals say, side by side, on one page that needs nothing else."""
+"""The report: what run folders hold, side by side, on one page that needs nothing else."""
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -10,39 +12,37 @@ from pathlib import Path
 
 import pytest
 
+from latemask.downstream.tasks import GLUE
 from latemask.errors import Refusal
-from latemask.recipes import recipe
-from latemask.report.page import ReportOptions, run_report
-from latemask.report.tables import Table, read_journals, runs_table, settings_table, shown, sources_table
+from latemask.report import plots
+from latemask.report.costs import costs_table
+from latemask.report.curves import checkpoint_drawings, loss_drawings
+from latemask.report.downstream import glue_table, masked_loss_table, pairs_table, tasks_table
+from latemask.report.folders import RunFolder, read_folders, readable
+from latemask.report.page import ReportOptions, html_page, run_report
+from latemask.report.published import TABLE_1
+from latemask.report.rank import rank_drawings, rank_table, theory_parts
+from latemask.report.runs import events_table, runs_table, settings_table, sources_table
+from latemask.report.tables import Drawing, Table, crossed, shown
+from latemask.report.trend import sweeps, trend_drawings, trend_table
+from reported import everything, masked_loss, pairs, point, put, study, theory, write_curve, write_journal, write_lines
 
 
-def write_journal(folder: Path, name: str = "mlm_tiny", rate: float = 0.15, **training: int) -> Path:
-    run = json.loads(recipe(name).to_json())
-    run["training"] |= training
-    train = {"kind": "train", "loss": 4.0, "learning_rate": 1e-3, "gradient_norm": 1.0, "flops_per_second": 1e9,
-             "memory_bytes": 1}  # fmt: skip
-    lines = [
-        {"kind": "start", "step": 0, "run": run, "card": "cpu", "world": 1, "plain_flops_per_token": 6e6,
-         "flops_per_token": 5e6, "encoder_parameters": 1_500_000, "parameters": 1_600_000},
-        {"kind": "validation", "step": 0, "loss": 8.3, "by_source": {}, "rate": rate, "rows": 8},
-        {**train, "step": 10, "tokens": 1000, "seconds": 1.0, "tokens_per_second": 900.0, "mfu": None},
-        {**train, "step": 20, "tokens": 2000, "seconds": 2.0, "tokens_per_second": 1100.0, "mfu": 0.25},
-        {**train, "step": 30, "tokens": 3000, "seconds": 3.0, "tokens_per_second": 1000.0, "mfu": 0.35},
-        {"kind": "skip", "step": 25, "batch": 24, "rows": [1], "skips_in_a_row": 1},
-        {"kind": "validation", "step": 30, "loss": 5.25, "by_source": {"law": 5.0, "prose": 5.5}, "rate": rate},
-        {"kind": "end", "step": 30, "reason": "steps", "seconds": 3.0},
-    ]  # fmt: skip
-    folder.mkdir(parents=True)
-    (folder / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return folder
+def row_of(table: Table | None, name: str) -> dict[str, object]:
+    assert table is not None
+    [row] = [row for row in table.rows if row[0] == name]
+    return dict(zip(table.columns, row, strict=True))
+
+
+# Journals
 
 
 def test_runs_stand_side_by_side_with_the_settings_that_differ(tmp_path):
     one = write_journal(tmp_path / "one", steps=30)
     two = write_journal(tmp_path / "two", "mae_lm_tiny", steps=40)
-    runs = read_journals([one, two])
+    runs = read_folders([one, two])
     table = runs_table(runs)
-    row = dict(zip(table.columns, table.rows[0], strict=True))
+    row = row_of(table, "one")
     assert (row["run"], row["recipe"], row["masked"], row["steps"]) == ("one", "mlm_tiny", "15%", 30)
     assert (row["million tokens"], row["seconds"], row["validation loss"]) == (0.003, 3.0, 5.25)
     assert (row["tokens/s"], row["MFU"], row["MFLOP/token"], row["million parameters kept"]) == (1000, 0.3, 6.0, 1.5)
@@ -52,17 +52,271 @@ def test_runs_stand_side_by_side_with_the_settings_that_differ(tmp_path):
     assert differing["masking.joins"] == ("0:0.0:1.0", "decoder:0.0:1.0")
     assert differing["decoder.depth"] == (None, "1")
     assert "masking.rate" not in differing
-    assert sources_table(runs).rows == (("law", 5.0, 5.0), ("prose", 5.5, 5.5))
+    sources = sources_table(runs)
+    assert sources is not None
+    assert sources.rows == (("law", 5.0, 5.0), ("prose", 5.5, 5.5))
+    assert events_table(runs).rows[0] == ("one", 0, 1, 0, "steps")
 
 
 def test_losses_at_different_rates_are_said_not_to_compare(tmp_path):
-    runs = read_journals([write_journal(tmp_path / "a"), write_journal(tmp_path / "b", rate=0.5)])
+    runs = read_folders([write_journal(tmp_path / "a"), write_journal(tmp_path / "b", rate=0.5)])
     assert "do not compare" in runs_table(runs).note
+    assert all("do not compare" in drawing.note for drawing in loss_drawings(runs))
 
 
-def test_folders_of_one_name_are_told_apart(tmp_path):
-    runs = read_journals([write_journal(tmp_path / "a" / "x"), write_journal(tmp_path / "b" / "x")])
-    assert len({run.name for run in runs}) == 2
+def test_a_run_without_validation_shows_its_training_loss_under_that_name(tmp_path):
+    write_journal(tmp_path / "a")
+    lines = [line for line in read_folders([tmp_path / "a"])[0].lines if line["kind"] != "validation"]
+    runs = read_folders([tmp_path / "a", write_lines(tmp_path / "b", lines)])
+    assert row_of(runs_table(runs), "b")["validation loss"] is None
+    figure = plots.losses({run.name: run.lines for run in runs})
+    assert figure.axes[0].get_ylabel().startswith("loss,")
+    plots.plt.close(figure)
+    drawn = loss_drawings(runs)[0].svg
+    assert "b (training)" in drawn
+    assert "a (training)" not in drawn
+    alone = loss_drawings(runs[1:])[0].svg
+    assert "training loss, nats per masked token" in alone
+    run_report(ReportOptions((str(tmp_path / "b"),), tmp_path / "b.html"))
+
+
+def test_losses_that_are_not_finite_and_lines_cut_short_are_left_out(tmp_path):
+    folder = write_journal(tmp_path / "a")
+    with (folder / "journal.jsonl").open("a") as file:
+        file.write('{"kind": "validation", "step": 40, "loss": null, "rate": 0.15}\n{"kind": "train", "st')
+    [run] = read_folders([folder])
+    assert run.validation["step"] == 30
+    assert run.ending == "not ended"
+    assert [x for x, _ in plots.loss_points(run.lines, "step")] == [0, 30]
+    (folder / "journal.jsonl").write_text('{"kind": "start", "run": {}}\n{"kind": "train", "step": 1}\n')
+    with pytest.raises(Refusal, match="tokens, seconds, loss"):
+        read_folders([folder])
+    write_lines(folder, [{"kind": "start", "run": {}}])
+    run_report(ReportOptions((str(folder),), tmp_path / "b.html"))
+
+
+def test_points_stand_at_the_tokens_of_their_own_step(tmp_path):
+    [run] = read_folders([write_journal(tmp_path / "a", batch_rows=4, fields={"shape.row_tokens": 100})])
+    assert run.flops_per_step == 4 * 100 * 6e6
+    assert plots.loss_points(run.lines, "flops") == [(0, 8.3), (30 * 400 * 6e6, 5.25)]
+    assert plots.loss_points(run.lines, "seconds") == [(0, 8.3), (3.0, 5.25)]
+
+
+def test_fifty_runs_are_told_apart_and_tables_stay_narrow(tmp_path):
+    for number in range(50):
+        write_curve(tmp_path / "runs" / f"run-{number}", "mlm_tiny", 2.0, 60, {"training.seed": number}, steps=20)
+    runs = read_folders([tmp_path / "runs"])
+    assert [run.name for run in runs] == [f"run-{number}" for number in range(50)]
+    table = settings_table(runs)
+    assert table.columns == ("run", "training.seed")
+    assert table.rows[49] == ("run-49", "49")
+    figure = plots.losses({run.name: run.lines for run in runs})
+    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in figure.axes[0].lines}
+    assert len(looks) == 50
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == [run.name for run in runs]
+    plots.plt.close(figure)
+
+
+@pytest.mark.parametrize("name", ["$x^{$", "_hidden", "a$b$c", "東京", "<b>&amp;", "x" * 300, "a%b\\n"])
+def test_names_are_drawn_as_they_are(name):
+    drawn = plots.svg(plots.lines({name: [(0, 1), (1, 2)], "other": [(0, 2)]}, "x", "y"))
+    shown_names = re.findall(r"<text [^>]*>([^<]*)</text>", drawn)
+    escaped = name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    assert (escaped if len(name) < 50 else "x" * 28 + "…" + "x" * 27) in shown_names
+
+
+# Folders
+
+
+def test_folders_of_one_name_are_told_apart_and_one_folder_is_read_once(tmp_path):
+    one, two = write_journal(tmp_path / "a" / "x"), write_journal(tmp_path / "b" / "x")
+    runs = read_folders([one, two, f"{one}/"])
+    assert len({run.name for run in runs}) == len(runs) == 2
+
+
+def test_refusals(tmp_path, capsys):
+    with pytest.raises(Refusal, match="journal"):
+        read_folders([tmp_path])
+    with pytest.raises(Refusal, match="no such folder"):
+        read_folders([tmp_path / "typo"])
+    with pytest.raises(Refusal, match="no run folder"):
+        run_report(ReportOptions(()))
+    good = write_journal(tmp_path / "good")
+    with pytest.raises(Refusal, match=r"\.html"):
+        run_report(ReportOptions((str(good),), tmp_path / "report.md"))
+    write_lines(tmp_path / "begun", [])
+    write_lines(tmp_path / "odd", [{"kind": "train", "step": 1, "tokens": 1, "seconds": 1, "loss": 1}])
+    for folder, found in (("begun", "an empty one"), ("odd", "kind start")):
+        with pytest.raises(Refusal, match=found):
+            read_folders([tmp_path / folder])
+        assert [run.name for run in read_folders([tmp_path / folder, good])] == ["good"]
+        assert folder in capsys.readouterr().err
+    (tmp_path / "odd" / "rank.json").write_text("{")
+    with pytest.raises(Refusal, match=r"rank\.json"):
+        read_folders([tmp_path / "odd", good])
+    (tmp_path / "other.json").write_text("[1]")
+    with pytest.raises(Refusal, match="no result"):
+        read_folders([tmp_path / "other.json"])
+
+
+def test_names_that_no_page_can_hold_are_made_readable():
+    assert readable("a\nb\x1b") == "a\ufffdb\ufffd"
+    readable("bad \udcff byte").encode("utf-8")
+
+
+def test_results_without_a_journal_and_single_files_count(tmp_path):
+    put(tmp_path / "bert", point("rte", 0.7, step=None))
+    (tmp_path / "some.json").write_text(json.dumps(study("models/some")))
+    folders = read_folders([tmp_path / "bert", tmp_path / "some.json"])
+    assert [folder.name for folder in folders] == ["bert", "some"]
+    run_report(ReportOptions((str(tmp_path / "bert"), str(tmp_path / "some.json")), tmp_path / "r.html"))
+    page = (tmp_path / "r.html").read_text()
+    assert "<h2>Runs</h2>" not in page
+    assert "<h2>GLUE and SQuAD 2.0</h2>" in page
+
+
+# Downstream
+
+
+def test_table_1_has_medians_spread_average_and_marks(tmp_path):
+    results = [point(task, 0.6 + 0.01 * seed, seed, subset=task == "qnli") for task in GLUE for seed in range(3)]
+    results += [point("cola", 0.5, seed, learning_rate=1e-5) for seed in range(3)]
+    folders = read_folders([put(write_journal(tmp_path / "x"), *results, point("squad2", 70.0))])
+    table = glue_table(folders)
+    row = row_of(table, "x")
+    assert row["RTE"] == "61.0 [60.0..62.0]"
+    assert row["MNLI-(m/mm)"] == "61.0/61.1 [60.0..62.0]"
+    assert row["CoLA"] == "61.0 [60.0..62.0]"
+    assert row["QNLI †"] == "61.0 [60.0..62.0] †"
+    assert row["AVG †"] == "61.0 †"
+    assert (row["SQuAD 2.0 EM"], row["SQuAD 2.0 F1"], row["seeds"]) == ("67.0", "70.0", "1–3")
+    assert "QNLI train 10 of 1,000" in table.note
+    assert list(TABLE_1["MAE-LM, base, published"].values()) == [
+        *(str(value) for value in row_of(table, "MAE-LM, base, published").values())][1:-1]  # fmt: skip
+    best = row_of(Table("", tasks_table(folders).columns[1:], tuple(row[1:] for row in tasks_table(folders).rows)),
+                  "CoLA")  # fmt: skip
+    assert (best["seeds"], best["settings tried"], best["fine-tunings"]) == ("60.0 61.0 62.0", 2, 6)
+    assert "rate 3e-05" in str(best["best setting"])
+
+
+def test_no_average_of_fewer_than_eight_tasks_and_failed_runs_are_flagged(tmp_path):
+    results = [point("rte", 0.53, seed, degenerate=seed == 1) for seed in range(2)]
+    table = glue_table(read_folders([put(tmp_path / "x", *results)]))
+    row = row_of(table, "x")
+    assert row["AVG"] is None
+    assert row["RTE"] == "53.0 [53.0..53.0] ‡"
+    assert "x on RTE (1 of 2 seeds)" in table.note
+
+
+def test_complete_data_go_before_a_subset_of_them(tmp_path):
+    results = [point("rte", 0.9, subset=True, fingerprint="part"), point("rte", 0.6, fingerprint="all")]
+    for ordered in itertools.permutations(results):
+        folder = put(tmp_path / str(results.index(ordered[0])), *ordered)
+        row = row_of(glue_table(read_folders([folder])), "x")
+        assert row["RTE"] == "60.0"
+
+
+def test_checkpoints_of_one_run_are_a_curve_beside_points_of_others(tmp_path):
+    put(write_journal(tmp_path / "x"), *(point("rte", 0.5 + step / 1e4, step=step) for step in (500, 1000, 2000)))
+    put(write_journal(tmp_path / "y"), point("rte", 0.66, run="y"), point("cola", 0.4, run="y"))
+    folders = read_folders([tmp_path / "x", tmp_path / "y"])
+    drawings = checkpoint_drawings(folders)
+    assert [drawing.name for drawing in drawings] == ["checkpoints-rte-seconds", "checkpoints-rte-flops"]
+    assert "Figure 3" in drawings[0].note
+    names = [row[0] for row in glue_table(folders).rows[:4]]
+    assert names == ["x, step 500", "x, step 1,000", "x, step 2,000", "y"]
+    assert not checkpoint_drawings(folders[1:])
+
+
+def test_minimal_pairs_and_masked_losses(tmp_path):
+    put(tmp_path / "x", pairs("x", 0.7), pairs("x", 0.75, whole_words=True), masked_loss("x", 2.5))
+    put(tmp_path / "y", pairs("y", 0.6), masked_loss("y", 2.0, rate=0.5))
+    folders = read_folders([tmp_path / "x", tmp_path / "y"])
+    table = pairs_table(folders)
+    assert table.columns == ("field", "x", "x, whole words", "y")
+    assert row_of(table, "overall") == {"field": "overall", "x": "70.0", "x, whole words": "75.0", "y": "60.0"}
+    assert row_of(table, "semantics")["y"] == "55.0"
+    losses = masked_loss_table(folders)
+    assert row_of(losses, "x")["nats per masked token"] == 2.5
+    assert "do not compare" in losses.note
+
+
+# Representations
+
+
+def test_table_3_has_a_row_a_model_and_a_column_a_task(tmp_path):
+    put(tmp_path / "x", study("runs/x"), study("runs/x/downstream/mnli-e3-lr2e-05-b32-w0.06-s0-ab.model", top=40))
+    put(tmp_path / "y", study("runs/y", sees_masks=False, top=100))
+    folders = read_folders([tmp_path / "x", tmp_path / "y"])
+    table = rank_table(folders)
+    row = row_of(table, "x")
+    assert (row["pretrained"], row["MNLI"]) == ("90 (92)", "40 (42)")
+    assert (row_of(table, "y")["pretrained"], row_of(table, "y")["MNLI"]) == ("100 (102)", None)
+    assert not [row for row in table.rows if "published" in str(row[0])]  # these models have 128 dimensions
+    drawings = {drawing.name: drawing.svg for drawing in rank_drawings(folders)}
+    assert set(drawings) == {"rank-clean-input", "rank-masked-input", "rank-masked-input-real", "rank-masks"}
+    assert ">y<" in drawings["rank-clean-input"]
+    assert ">y<" not in drawings["rank-masks"]
+    wide = rank_table(read_folders([put(tmp_path / "z", study("runs/z", width=768))]))
+    assert row_of(wide, "MAE-LM, base, published")["pretrained"] == "491"
+
+
+def test_theory_where_it_was_measured(tmp_path):
+    parts = theory_parts(read_folders([put(tmp_path / "x", theory("runs/x"))]))
+    assert [type(part) for part in parts] == [Drawing, Table, Table]
+    assert row_of(parts[1], "x")["[MASK] outside"] == "25.0%"
+    assert [row[3] for row in parts[2].rows] == ["7.5", "7e+02", "7.5", "7.5"]
+
+
+# Costs and trends
+
+
+def test_costs_are_computed_and_published_ones_say_so(tmp_path):
+    runs = read_folders([write_curve(tmp_path / "a", "three_ml_self_base", 2.0, 7200), write_journal(tmp_path / "b")])
+    table = costs_table(runs)
+    row = row_of(table, "a")
+    assert row["share of RoBERTa's (published)"] == "78% (published)"
+    assert row["card-hours so far (measured)"] == 2.0
+    assert row_of(table, "b")["share of MLM's, plain (computed)"] == "100.0%"
+    assert "share of RoBERTa's (published)" not in costs_table(runs[1:]).columns
+    broken = RunFolder("c", tmp_path, [{"kind": "start", "run": {"recipe": "of another version"}}])
+    assert costs_table([broken]) is None
+
+
+def test_runs_that_differ_in_one_field_are_a_trend(tmp_path):
+    for delta, seed in itertools.product((0.0, 0.5, 1.0), (0, 1)):
+        fields = {"masking.delta": delta, "training.seed": seed}
+        write_curve(tmp_path / f"{delta}-{seed}", "delta_tiny", 2.0 + delta + 0.2 * seed, 60, fields)
+    runs = read_folders([tmp_path])
+    [(fields, members)] = sweeps(runs)
+    assert (fields, members) == (("masking.delta",), runs)
+    [drawing] = trend_drawings(fields, members)
+    assert drawing.name == "trend-masking-delta-validation-loss"
+    assert "Medians over runs" in drawing.note
+    write_curve(tmp_path / "odd", "delta_tiny", 2.0, 60, {"masking.delta": 0.1, "training.steps": 7})
+    assert not sweeps(read_folders([tmp_path]))
+
+
+def test_a_product_has_a_line_for_each_setting_of_the_other_field_and_words_stand_on_the_axis(tmp_path):
+    for decay, rate in itertools.product(("linear", "cosine"), (0.15, 0.3)):
+        fields = {"training.decay": decay, "masking.rate": rate}
+        folder = write_curve(tmp_path / f"{decay}-{rate}", "mlm_tiny", 2.0 + rate, 60, fields)
+        put(folder, *(point(task, 0.7, run=folder.name, subset=task == "qqp") for task in GLUE))
+    (tmp_path / "sweep.json").write_text(json.dumps({"vary": {"training.decay": [], "masking.rate": []}}))
+    runs = read_folders([tmp_path])
+    [(fields, members)] = sweeps(runs)
+    assert fields == ("training.decay", "masking.rate")
+    table = trend_table(fields, members)
+    assert table.columns == ("training.decay", "masking.rate", "steps", "validation loss", "GLUE average †", "end")
+    assert table.rows[0][:2] == ("cosine", "0.15")
+    loss, average = trend_drawings(fields, members)
+    for word in ("masking.rate 0.3", "linear", "cosine"):
+        assert f">{word}<" in loss.svg
+    assert "subsets" in average.note
+
+
+# The page
 
 
 class Page(HTMLParser):
@@ -72,12 +326,14 @@ class Page(HTMLParser):
         super().__init__()
         self.tags: list[str] = []
         self.loaded: list[str | None] = []
+        self.ids: list[str | None] = []
         self.text = ""
         self.feed(text)
 
     def handle_starttag(self, tag, attrs):
         self.tags.append(tag)
-        self.loaded += [value for name, value in attrs if name in ("src", "href", "xlink:href")]
+        self.loaded += [value for name, value in attrs if name in ("src", "href", "xlink:href", "srcset", "action")]
+        self.ids += [value for name, value in attrs if name == "id"]
 
     def handle_data(self, data):
         self.text += data
@@ -85,33 +341,37 @@ class Page(HTMLParser):
 
 def test_page_needs_nothing_else_and_markdown_says_the_same(tmp_path):
     odd = "<b>run & co"
-    folders = [str(write_journal(tmp_path / odd)), str(write_journal(tmp_path / "two", "three_ml_tiny"))]
-    out = tmp_path / "out" / "report.html"
-    run_report(ReportOptions(tuple(folders), out))
-    page = Page(out.read_text())
-    assert page.tags.count("svg") == 3
-    assert page.tags.count("table") == 4
-    assert "script" not in page.tags
-    assert "b" not in page.tags
+    folders = [*everything(tmp_path), write_journal(tmp_path / odd)]
+    out = tmp_path / "out" / "my report.html"
+    run_report(ReportOptions(tuple(map(str, folders)), out, "What <we> did"))
+    text = out.read_text()
+    page = Page(text)
+    assert "://" not in re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL)
+    assert not {"script", "link", "img", "iframe", "b-run"} & set(page.tags)
     assert all(str(place).startswith("#") for place in page.loaded)
+    assert len(page.ids) == len(set(page.ids))
+    assert {str(place)[1:] for place in page.loaded} <= set(page.ids)
+    assert set(re.findall(r"url\(#([^)]+)\)", text)) <= set(page.ids)
     assert odd in page.text
+    assert "@media print" in text
     markdown = out.with_suffix(".md").read_text()
-    for against in ("step", "seconds", "flops"):
-        assert out.with_suffix(f".{against}.svg").read_text().startswith("<svg")
-        assert f"(report.{against}.svg)" in markdown
-    for value in ("5.25", "three_ml_tiny", "masking.rate", "prose"):
+    links = re.findall(r"!\[.*\]\(([^)]+)\)", markdown)
+    assert len(links) == page.tags.count("svg")
+    assert all((out.parent / link.replace("%20", " ")).read_text().startswith("<svg") for link in links)
+    assert markdown.count("## ") == page.tags.count("h2")
+    for value in ("5.25", "mae_lm_base", "masking.joins", "80.0 80.4 80.8", "published", "Bounds of appendix A", "†"):
         assert value in page.text
         assert value in markdown
+    assert "<b>" not in markdown
+    assert "&lt;b>run &amp; co" in markdown
 
 
-def test_refusals(tmp_path):
-    with pytest.raises(Refusal, match="journal"):
-        read_journals([tmp_path])
-    (tmp_path / "journal.jsonl").write_text('{"kind": "train"}\n')
-    with pytest.raises(Refusal, match="kind start"):
-        read_journals([tmp_path])
-    with pytest.raises(Refusal, match="no run folder"):
-        run_report(ReportOptions(()))
+def test_one_run_alone(tmp_path):
+    run_report(ReportOptions((str(write_journal(tmp_path / "run")),), tmp_path / "r.html"))
+    page = Page((tmp_path / "r.html").read_text())
+    assert page.tags.count("svg") == 3
+    assert "Settings that differ" not in page.text
+    assert "Sweep" not in page.text
 
 
 def test_cells_and_tables():
@@ -119,14 +379,27 @@ def test_cells_and_tables():
     table = Table("T", ("a", "b"), (("x|y", 1), ("z", None)), "note")
     assert table.markdown() == "## T\n\n| a | b |\n| --- | ---: |\n| x\\|y | 1 |\n| z |  |\n\nnote\n"
     assert Table("T", ("a",), (), "none").markdown() == "## T\n\nnone\n"
+    wide = crossed("T", ("field", "run"), ["a"], [f"r{number}" for number in range(20)], lambda row, column: column)
+    assert wide.columns == ("run", "a")
+    assert wide.rows[19] == ("r19", 19)
+    page = html_page("<t>", [table], ["<svg></svg>"])
+    assert page.index("<table>") < page.index("<svg>")
+    assert "<h1>&lt;t&gt;</h1>" in page
 
 
 def test_report_runs_without_torch(tmp_path):
-    folder = write_journal(tmp_path / "run")
+    folders = tuple(map(str, everything(tmp_path)))
     program = (
-        "import sys; from latemask.report.page import ReportOptions, run_report\n"
-        f"run_report(ReportOptions(({str(folder)!r},), __import__('pathlib').Path({str(tmp_path / 'r.html')!r})))\n"
-        "assert 'torch' not in sys.modules\n"
+        "import sys; from pathlib import Path; from latemask.report.page import ReportOptions, run_report\n"
+        f"run_report(ReportOptions({folders!r}, Path({str(tmp_path / 'r.html')!r})))\n"
+        "assert not {'torch', 'transformers'} & set(sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_file_of_the_report_says_that_it_knows_no_torch():
+    import latemask.report
+
+    for path in Path(next(iter(latemask.report.__path__))).glob("*.py"):
+        assert not re.search(r"^\s*(import|from) torch", path.read_text(), re.MULTILINE), path

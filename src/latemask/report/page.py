@@ -3,39 +3,51 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
 
 from latemask import console
 from latemask.errors import Refusal
-from latemask.report.tables import RunJournal, Table, read_journals, tables
+from latemask.report.folders import RunFolder, read_folders
+from latemask.report.tables import Drawing, Table, anchor, marked_down
 from latemask.writing import write_whole
 
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 72rem; margin: 2rem auto;
+body { font: 15px/1.5 system-ui, sans-serif; color: #111; background: #fff; max-width: 80rem; margin: 2rem auto;
        padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; overflow-wrap: anywhere; }
+nav { columns: 15rem; font-size: .9rem; } nav a { display: block; color: #0055aa; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { text-align: left; padding: .25rem .7rem; border-bottom: 1px solid #ddd; white-space: nowrap; }
-th { border-bottom: 2px solid #111; }
+th, td { text-align: left; padding: .25rem .7rem; border-bottom: 1px solid #ddd; overflow-wrap: break-word; }
+th { border-bottom: 2px solid #111; vertical-align: bottom; }
+th:first-child, td:first-child { position: sticky; left: 0; background: #fff; padding-left: 0; }
 .number { text-align: right; }
-.figures { display: flex; flex-wrap: wrap; gap: 1rem; } figure { margin: 0; max-width: 100%; }
+.figures { display: flex; flex-wrap: wrap; gap: 1.5rem; margin-top: 2rem; }
+figure { margin: 0; max-width: 100%; width: 34rem; }
 figure svg { max-width: 100%; height: auto; }
-p { color: #444; }
-@media print { body { margin: 0; max-width: none; font-size: 10px; } .wide { overflow: visible; }
-               section, figure { break-inside: avoid; } }
+p, figcaption { color: #444; max-width: 60rem; } figcaption { font-size: .85rem; }
+@page { size: A4 landscape; margin: 12mm; }
+@media print { body { margin: 0; padding: 0; max-width: none; font-size: 10px; } nav { display: none; }
+               .wide { overflow: visible; } figure { width: 8.6cm; } figure, tr { break-inside: avoid; }
+               thead { display: table-header-group; } h2 { break-after: avoid; }
+               th, td { overflow-wrap: anywhere; padding: .15rem .3rem; font-size: 8px; }
+               th:first-child, td:first-child { position: static; } }
 """
+
+Part = Table | Drawing
 
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """Put runs side by side: one HTML page that needs nothing else, and the same as Markdown beside it."""
+    """Put runs side by side: one HTML page that needs nothing else, and the same as Markdown beside it.
+
+    Shows what there is: journals, and the JSON of rank, theory, finetune and evaluate in the run folders.
+    """
 
     runs: tuple[str, ...]
-    """Run folders."""
+    """Run folders; a folder of run folders, such as a sweep's; folders or JSON files of results of other models."""
     out: Path = Path("report.html")
     """The page; the Markdown and its figures get the same name with other endings."""
     title: str = "Pretraining runs"
@@ -43,40 +55,77 @@ class ReportOptions:
 
 
 def run_report(options: ReportOptions) -> None:
-    """What ``latemask report`` does: read journals, write page, Markdown and figures."""
+    """What ``latemask report`` does: read folders, write page, Markdown and figures."""
     if not options.runs:
         raise Refusal("report", "no run folder", "one or more, such as runs/*")
-    runs = read_journals(options.runs)
-    for path in write_report(runs, options.out, options.title):
+    out = options.out if options.out.suffix else options.out.with_suffix(".html")
+    if out.suffix not in (".html", ".htm") or out.is_dir():
+        raise Refusal("--out", str(options.out), "the name of an .html file")
+    for path in write_report(read_folders(options.runs), out, options.title):
         console.say(f"wrote {path}")
 
 
-def write_report(runs: Sequence[RunJournal], out: Path, title: str) -> list[Path]:
-    """Write ``out`` (HTML), ``out`` as .md, and a figure for each axis as .svg; returns the paths."""
-    out = out if out.suffix else out.with_suffix(".html")
-    found, figures = tables(runs), loss_figures(runs)
-    written = [write_whole(out, html_page(title, found, list(figures.values())))]
-    links = []
-    for name, figure in figures.items():
-        path = write_whole(out.with_suffix(f".{name}.svg"), figure)
-        links.append(f"![loss against {name}]({path.name})")
-        written.append(path)
-    text = "\n".join([f"# {title}", "", found[0].markdown(), *links, "", *(table.markdown() for table in found[1:])])
-    return [*written, write_whole(out.with_suffix(".md"), text)]
+def write_report(folders: Sequence[RunFolder], out: Path, title: str) -> list[Path]:
+    """Write ``out`` (HTML), ``out`` as .md, and each figure as .svg; returns the paths."""
+    found = list(parts(folders))
+    written = [write_whole(out, html_page(title, found))]
+    text = [f"# {marked_down(title)}", ""]
+    for part in found:
+        if isinstance(part, Table):
+            text.append(part.markdown())
+        else:
+            path = write_whole(out.with_suffix(f".{part.name}.svg"), part.svg)
+            written.append(path)
+            text.append(part.markdown(path.name))
+    return [*written, write_whole(out.with_suffix(".md"), "\n".join(text))]
 
 
-def loss_figures(runs: Sequence[RunJournal]) -> dict[str, str]:
-    """Loss against steps, seconds and FLOPs, as ``<svg>`` elements."""
-    from latemask.report import plots
+def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
+    """Everything that the folders hold, in the order of the page."""
+    from latemask.report import costs, curves, downstream, rank, runs, trend
 
-    journals = {run.name: run.lines for run in runs}
-    return {against: plots.svg(plots.losses(journals, against)) for against in get_args(plots.Against)}
+    journals = [folder for folder in folders if folder.lines]
+    tables: list[Table | None] = []
+    if journals:
+        yield runs.runs_table(journals)
+        yield from curves.loss_drawings(journals)
+        if len(journals) > 1:
+            yield runs.settings_table(journals)
+        tables = [runs.sources_table(journals), runs.events_table(journals)]
+    yield from filter(None, tables)
+    for fields, members in trend.sweeps(journals):
+        yield trend.trend_table(fields, members)
+        yield from trend.trend_drawings(fields, members)
+    yield from filter(None, [downstream.glue_table(folders)])
+    yield from curves.checkpoint_drawings(folders)
+    yield from filter(None, [downstream.tasks_table(folders), downstream.pairs_table(folders),
+                             downstream.masked_loss_table(folders), downstream.similarity_table(folders)])  # fmt: skip
+    yield from filter(None, [rank.rank_table(folders)])
+    yield from rank.rank_drawings(folders)
+    yield from rank.theory_parts(folders)
+    yield from filter(None, [costs.costs_table(journals)])
 
 
-def html_page(title: str, found: Sequence[Table], figures: Sequence[str]) -> str:
-    """The whole page; figures stand behind the first table."""
-    drawn = "\n".join(f"<figure>{figure}</figure>" for figure in figures)
-    parts = [found[0].html(), f"<section class=figures>{drawn}</section>", *(table.html() for table in found[1:])]
+def html_page(title: str, found: Sequence[Part], figures: Sequence[str] = ()) -> str:
+    """The whole page, in the order of ``found``; drawings that follow each other stand side by side. ``figures``: plain
+    ``<svg>`` elements behind the first part."""
+    body, row = [], [f"<figure>{figure}</figure>" for figure in figures]
+    for number, part in enumerate(found):
+        if isinstance(part, Drawing):
+            row.append(part.html())
+            continue
+        if row and number:
+            body.append(_side_by_side(row))
+            row = []
+        body.append(part.html())
+    body += [_side_by_side(row)] if row else []
+    titles = [part.title for part in found if isinstance(part, Table)]
+    links = "".join(f"<a href=#{anchor(name)}>{html.escape(name)}</a>" for name in titles)
+    nav = f"<nav>{links}</nav>" if len(titles) > 2 else ""
     return ("<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
             f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>\n"
-            + "\n".join(parts) + "\n</body></html>\n")  # fmt: skip
+            + nav + "\n".join(body) + "\n</body></html>\n")  # fmt: skip
+
+
+def _side_by_side(drawn: Sequence[str]) -> str:
+    return "<section class=figures>" + "\n".join(drawn) + "</section>"

@@ -7,6 +7,8 @@ marker, so that a figure also reads in grey print. Text stays text in the SVG.
 from __future__ import annotations
 
 import io
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -17,6 +19,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from latemask.writing import write_whole
@@ -37,6 +40,9 @@ STYLE: Any = {
     "svg.hashsalt": "latemask",
 }
 SIZE_INCHES = (5.4, 3.4)
+MOST_INSIDE, LONGEST_INSIDE, LONGEST = 4, 24, 56
+"""A legend with more names than this, or longer ones, stands below; the middle of a name longer still is left out."""
+INCHES_PER_CHARACTER, INCHES_PER_LINE = 0.075, 0.18
 
 Point = tuple[float, float]
 Against = Literal["step", "seconds", "flops"]
@@ -49,52 +55,93 @@ def lines(
     """One line for each named series of (x, y) points, in the order given."""
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=SIZE_INCHES, layout="constrained")
-        for number, (name, points) in enumerate(series.items()):
-            _draw(axes, number, name, points)
+        drawn = [_draw(axes, number, points) for number, points in enumerate(series.values())]
         axes.set(xlabel=across, ylabel=up, title=title)
         if log_x:
             axes.set_xscale("log")
         if len(series) > 1:
-            axes.legend()
+            _legend(figure, axes, drawn, list(series))
     return figure
 
 
-def _draw(axes: Axes, number: int, name: str, points: Sequence[Point]) -> None:
+def _draw(axes: Axes, number: int, points: Sequence[Point]) -> Line2D:
+    """A series in looks of its own: of 64 in a row no two are alike."""
     xs, ys = zip(*points, strict=True) if points else ((), ())
-    axes.plot(
+    again = number // len(COLOURS)
+    [line] = axes.plot(
         xs,
         ys,
-        label=name,
         color=COLOURS[number % len(COLOURS)],
-        linestyle=DASHES[number % len(DASHES)],
-        marker=MARKERS[number % len(MARKERS)],
+        linestyle=DASHES[(number + again) % len(DASHES)],
+        marker=MARKERS[(number + again) % len(MARKERS)],
         markevery=max(1, len(points) // 12),
     )
+    return line
+
+
+def _legend(figure: Figure, axes: Axes, drawn: Sequence[Line2D], names: Sequence[str]) -> None:
+    """Names as they are ("$" and "_" mean nothing); many or long ones in columns below the axes."""
+    short = [_shortened(name) for name in names]
+    longest = max(map(len, short))
+    blank = ["."] * len(names)
+    if len(names) <= MOST_INSIDE and longest <= LONGEST_INSIDE:
+        legend = axes.legend(drawn, blank)
+    else:
+        columns = max(1, int(SIZE_INCHES[0] / ((longest + 6) * INCHES_PER_CHARACTER)))
+        figure.set_figheight(SIZE_INCHES[1] + INCHES_PER_LINE * -(-len(names) // columns))
+        legend = figure.legend(drawn, blank, loc="outside lower left", ncols=columns, fontsize=8)
+    for text, name in zip(legend.get_texts(), short, strict=True):
+        text.set_parse_math(False)
+        text.set_text(name)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[1 - LONGEST // 2 :]}"
 
 
 def losses(journals: Mapping[str, Sequence[Mapping[str, Any]]], against: Against = "step") -> Figure:
-    """Validation loss of each run (training loss where it validated once or never), from the lines of its journal."""
-    series = {name: loss_points(journal, against) for name, journal in journals.items()}
-    figure = lines(series, AXIS[against], "loss, nats per masked token")
+    """Validation loss of each run (where it validated once or never: training loss, and its name says so), from the
+    lines of its journal."""
+    series, kinds = {}, set()
+    for name, journal in journals.items():
+        kind = _kind_of_loss(journal)
+        kinds.add(kind)
+        series[name if kind == "validation" else f"{name} (training)"] = loss_points(journal, against)
+    up = "loss" if len(kinds) > 1 else f"{kinds.pop()} loss" if kinds else "loss"
+    if up == "train loss":
+        series, up = dict(zip(journals, series.values(), strict=True)), "training loss"
+    figure = lines(series, AXIS[against], f"{up}, nats per masked token")
     if against == "flops":
         figure.axes[0].set_xlim(left=0)
     return figure
 
 
+def _kind_of_loss(journal: Sequence[Mapping[str, Any]]) -> str:
+    kinds = [line["kind"] for line in journal]
+    return "validation" if kinds.count("validation") > 1 or "train" not in kinds else "train"
+
+
 def loss_points(journal: Sequence[Mapping[str, Any]], against: Against) -> list[Point]:
-    """(step, seconds or FLOPs; loss) of a journal. Validations stand at the tokens and seconds of the training line of
-    their step, or the last one before."""
-    flops_per_token, tokens, seconds = 0.0, 0.0, 0.0
-    found: dict[str, list[Point]] = {"train": [], "validation": []}
+    """(step, seconds or FLOPs; loss) of a journal; a loss that is not finite is left out. Points stand at the
+    tokens of their step, and where a line does not say its seconds, at those of the training line before."""
+    kind, flops_per_token, tokens, seconds = _kind_of_loss(journal), 0.0, 0.0, 0.0
+    tokens_per_step, points = None, []
     for line in journal:
         if line["kind"] == "start":
             flops_per_token = line.get("plain_flops_per_token", line.get("flops_per_token", 0.0))
+            tokens_per_step = _tokens_per_step(line.get("run", {}))
         if line["kind"] == "train":
             tokens, seconds = line["tokens"], line["seconds"]
-        if line["kind"] in found:
-            across = {"step": line["step"], "seconds": seconds, "flops": tokens * flops_per_token}[against]
-            found[line["kind"]].append((across, line["loss"]))
-    return found["validation"] if len(found["validation"]) > 1 or not found["train"] else found["train"]
+        if line["kind"] == kind and line["loss"] is not None:
+            done = line["step"] * tokens_per_step if tokens_per_step else tokens
+            across = {"step": line["step"], "seconds": line.get("seconds", seconds), "flops": done * flops_per_token}
+            points.append((across[against], line["loss"]))
+    return points
+
+
+def _tokens_per_step(run: Mapping[str, Any]) -> int | None:
+    rows, row_tokens = run.get("training", {}).get("batch_rows"), run.get("shape", {}).get("row_tokens")
+    return None if rows is None or row_tokens is None else rows * row_tokens
 
 
 RANK_NAMES = {
@@ -121,6 +168,12 @@ def mask_rank_by_layer(studies: Sequence[Mapping[str, Any]]) -> Figure:
                       if _ranks(study, "masks")}, studies)  # fmt: skip
 
 
+def ranks_of_set(studies: Sequence[Mapping[str, Any]], key: str) -> Figure:
+    """Effective rank at each layer of one set of vectors (a key of ``RANK_NAMES``): a line for each study that has it;
+    the studies have a ``name``."""
+    return _by_layer({study["name"]: _ranks(study, key) for study in studies if _ranks(study, key)}, studies)
+
+
 def outside_energy_by_layer(theories: Sequence[Mapping[str, Any]]) -> Figure:
     """Share of the [MASK] representations' energy outside the leading directions of the real ones, from the JSON of
     ``latemask theory``; for the real ones themselves it is 1 - tau by construction."""
@@ -140,9 +193,17 @@ def outside_energy_by_layer(theories: Sequence[Mapping[str, Any]]) -> Figure:
     return figure
 
 
-def trend(points: Mapping[str, Sequence[Point]], varied: str, measured: str) -> Figure:
-    """How a measure changes with one field, such as MAE-LM Figure 4's delta."""
-    return lines({name: sorted(pairs) for name, pairs in points.items()}, varied, measured)
+def trend(
+    points: Mapping[str, Sequence[Point]], varied: str, measured: str, categories: Sequence[str] | None = None
+) -> Figure:
+    """How a measure changes with one field, such as MAE-LM Figure 4's delta; ``categories``: what x = 0, 1, ... stand
+    for, where the field's values are no numbers."""
+    figure = lines({name: sorted(pairs) for name, pairs in points.items()}, varied, measured)
+    if categories is not None:
+        with plt.rc_context(STYLE):
+            axes = figure.axes[0]
+            axes.set_xticks(range(len(categories)), categories, rotation=20, ha="right", parse_math=False)
+    return figure
 
 
 def _by_layer(series: Mapping[str, Sequence[Point]], studies: Sequence[Mapping[str, Any]]) -> Figure:
@@ -157,17 +218,18 @@ def _ranks(study: Mapping[str, Any], key: str) -> list[Point]:
 
 
 def _named(study: Mapping[str, Any], label: str, studies: Sequence[Mapping[str, Any]]) -> str:
-    return label if len(studies) == 1 else f"{Path(study['model']).name}: {label}"
+    return label if len(studies) == 1 else f"{study.get('name') or Path(study['model']).name}: {label}"
 
 
 def svg(figure: Figure) -> str:
-    """The figure as an ``<svg>`` element, the same bytes for the same numbers."""
+    """The figure as an ``<svg>`` element, the same bytes for the same numbers; it names no place on the network."""
     buffer = io.StringIO()
-    with plt.rc_context(STYLE):
+    with plt.rc_context(STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # the reader's fonts draw the text, not this one
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     plt.close(figure)
     text = buffer.getvalue()
-    return text[text.index("<svg") :]
+    return re.sub(r"\s*<metadata>.*?</metadata>", "", text[text.index("<svg") :], flags=re.DOTALL)
 
 
 def save(figure: Figure, path: Path) -> Path:

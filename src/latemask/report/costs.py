@@ -1,0 +1,41 @@
+"""What the runs cost: computed from their settings, measured by their journals, and published where a paper says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from latemask.config import Run, typed
+from latemask.errors import Refusal
+from latemask.report.folders import RunFolder
+from latemask.report.tables import Table, Value
+from latemask.study.cost import PUBLISHED_SHARE, cost
+
+
+def costs_table(runs: Sequence[RunFolder]) -> Table | None:
+    """Parameters, FLOPs per token beside MLM's, and card-hours so far; runs whose settings this version cannot read are
+    left out."""
+    rows: list[tuple[Value, ...]] = []
+    for run in runs:
+        try:
+            of = cost(typed(Run, run.start["run"], "run.json"))
+        except Refusal:
+            continue
+        shape = of.run.shape
+        published = PUBLISHED_SHARE.get((shape.depth, shape.width)) if of.run.recipe.startswith("three_ml") else None
+        done = run.last("train")
+        hours = done["seconds"] * run.start.get("world", 1) / 3600 if done else None
+        rows.append((
+            run.name, of.parameters.kept / 1e6, of.parameters.thrown_away / 1e6, of.plain.total / 1e6,
+            of.executed.total / 1e6, f"{of.plain_ratio:.1%}", f"{of.executed_ratio:.1%}",
+            None if published is None else f"{published:.0%} (published)", hours,
+            None if not done else done["tokens"] * of.plain.total / 1e15,
+        ))  # fmt: skip
+    columns = ("run", "million parameters kept", "thrown away", "MFLOP/token, plain", "as run here",
+               "share of MLM's, plain (computed)", "as run here (computed)", "share of RoBERTa's (published)",
+               "card-hours so far (measured)", "PFLOP so far, plain")  # fmt: skip
+    note = "Computed beside MLM of the same shape at 15 %, forward and backward. Plain: as everybody runs it."
+    if any(row[7] for row in rows):
+        note += " Published: 3ML's abstract (78 % base, 68 % large); how that was counted is not known."
+    else:
+        columns, rows = columns[:7] + columns[8:], [row[:7] + row[8:] for row in rows]
+    return Table("Costs", columns, tuple(rows), note) if rows else None

@@ -1,0 +1,60 @@
+"""Loss against what it cost, and Figure 3 of MAE-LM: what the checkpoints on the way are worth after fine-tuning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import get_args
+
+from latemask.report import plots
+from latemask.report.downstream import Entry, entries
+from latemask.report.folders import RunFolder
+from latemask.report.tables import Drawing, anchor
+
+OF_WHAT = {"step": "steps", "seconds": "seconds", "flops": "FLOPs"}
+
+
+def loss_drawings(runs: Sequence[RunFolder]) -> list[Drawing]:
+    """Loss against steps, seconds and FLOPs."""
+    rates = {run.validation["rate"] for run in runs if run.validation.get("rate")}
+    note = "Validated at different masking rates: these losses do not compare." if len(rates) > 1 else ""
+    journals = {run.name: run.lines for run in runs}
+    return [Drawing(against, f"Loss against {OF_WHAT[against]}", plots.svg(plots.losses(journals, against)), note)
+            for against in get_args(plots.Against)]  # fmt: skip
+
+
+def checkpoint_drawings(folders: Sequence[RunFolder]) -> list[Drawing]:
+    """For each task that several checkpoints of one run were tried on: scores against pretraining seconds and FLOPs.
+
+    Runs of which one checkpoint was tried are points beside them.
+    """
+    by_task: dict[str, dict[str, list[Entry]]] = {}
+    for entry in entries(folders):
+        if entry.step is not None:
+            by_task.setdefault(entry.task, {}).setdefault(entry.folder.name, []).append(entry)
+    drawings = []
+    for task, by_run in by_task.items():
+        if max(len({entry.step for entry in found}) for found in by_run.values()) < 2:
+            continue
+        drawings += [_against(task, by_run, across) for across in ("seconds", "flops")]
+    return [drawing for drawing in drawings if drawing is not None]
+
+
+def _against(task: str, by_run: dict[str, list[Entry]], across: str) -> Drawing | None:
+    series = {}
+    for name, found in by_run.items():
+        points = [(x, entry.shown) for entry in found
+                  if (x := entry.seconds if across == "seconds" else entry.flops) is not None]  # fmt: skip
+        if points:
+            series[name] = sorted(points)
+    if not series:
+        return None
+    some = next(iter(by_run.values()))[0]
+    axis = "seconds of pretraining" if across == "seconds" else "FLOPs of pretraining (plain objective)"
+    marked = any(entry.subset for found in by_run.values() for entry in found)
+    note = "The best setting's median over seeds at each checkpoint (MAE-LM Figure 3)." if some.is_finetuned else ""
+    if marked:
+        note += " The task's data are a subset: not to be set beside published numbers."
+    title = f"{some.title}{' †' if marked else ''} of checkpoints against {OF_WHAT[across]}"
+    figure = plots.lines(series, axis, f"{some.title}, {some.metric}")
+    figure.axes[0].set_xlim(left=0)
+    return Drawing(f"checkpoints-{anchor(task)}-{across}", title, plots.svg(figure), note.strip())

@@ -1,0 +1,278 @@
+"""What encoders are worth downstream: a table like MAE-LM's Table 1, each task's best setting, and other evaluations.
+
+A score is a median over seeds at the best setting of the grid. † marks data that are a subset of the official ones,
+‡ a best setting some of whose seeds failed; both marks stay with a number wherever it goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from latemask.downstream.grid import summarize
+from latemask.downstream.tasks import GLUE, SQUAD, glue_average
+from latemask.report.folders import RunFolder
+from latemask.report.published import TABLE_1
+from latemask.report.tables import Table, Value, crossed
+
+SUBSET, DEGENERATE = "†", "‡"
+READ_SO = (
+    "Development sets; medians over seeds at the best setting of each task [lowest..highest seed]. Matthews for CoLA, "
+    "Spearman for STS-B, accuracy elsewhere (MNLI: matched/mismatched). AVG: over the eight tasks, MNLI by its matched "
+    "set. Rows called published are printed in MAE-LM's Table 1: 12 x 768, 16 GB of text."
+)
+SQUAD_COLUMNS = {"EM": "exact", "F1": "f1"}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model (a checkpoint) on one task."""
+
+    folder: RunFolder
+    model: Mapping[str, Any]
+    task: str
+    title: str
+    metric: str
+    shown: float
+    """The score as the papers print it: of 100."""
+    subset: Mapping[str, str]
+    summary: Mapping[str, Any] | None
+    """Of ``downstream.grid.summarize``; None for an evaluation without fine-tuning."""
+
+    @property
+    def is_finetuned(self) -> bool:
+        return self.summary is not None
+
+    @property
+    def step(self) -> int | None:
+        return self.model.get("step")
+
+    @property
+    def seconds(self) -> float | None:
+        """Of pretraining, until this checkpoint."""
+        return self.model.get("pretraining_seconds")
+
+    @property
+    def flops(self) -> float | None:
+        """Of pretraining, until this checkpoint; None where the folder has no journal."""
+        per_step = self.folder.flops_per_step
+        return None if per_step is None or self.step is None else per_step * self.step
+
+
+def entries(folders: Sequence[RunFolder]) -> list[Entry]:
+    """Every model and task: fine-tuned (where a task's data come in several versions: the most complete, then the one
+    with the most runs), and minimal pairs."""
+    found: dict[tuple[str, str, str], Entry] = {}
+    for folder in folders:
+        for one in summarize(folder.of("finetune")):
+            scale = 1 if one["task"] == SQUAD.name else 100
+            entry = Entry(folder, one["model"], one["task"], one["title"], one["metric"], scale * one["median"],
+                          one["subset"], one)  # fmt: skip
+            key = (folder.name, one["model"]["weights"], one["task"])
+            if key not in found or _completeness(entry) > _completeness(found[key]):
+                found[key] = entry
+        for one in folder.of("evaluation"):
+            if one["suite"] == "blimp":
+                task, title = ("blimp", "Minimal pairs") if not _whole_words(one) else (
+                    "blimp-whole-words", "Minimal pairs, whole words")  # fmt: skip
+                found[folder.name, f"step {one['model'].get('step')}", task] = Entry(
+                    folder, one["model"], task, title, "accuracy", 100 * one["score"], {}, None
+                )
+    return list(found.values())
+
+
+def _completeness(entry: Entry) -> tuple[bool, int]:
+    return not entry.subset, entry.summary["runs"] if entry.summary else 0
+
+
+def _whole_words(evaluation: Mapping[str, Any]) -> bool:
+    return bool(evaluation.get("options", {}).get("whole_words"))
+
+
+def labels(folders: Sequence[RunFolder], kinds: Sequence[str]) -> dict[int, str]:
+    """A name for each result of these kinds, by its ``id``: the folder's, with the step where the folder has several;
+    a model that is no run of its folder is named itself."""
+    found = {}
+    for folder in folders:
+        results = [result for kind in kinds for result in folder.of(kind)]
+        steps = {result["model"].get("step") for result in results}
+        for result in results:
+            found[id(result)] = named(folder, result["model"], len(steps) > 1)
+    return found
+
+
+def named(folder: RunFolder, model: Mapping[str, Any], says_step: bool) -> str:
+    """A model's name in tables."""
+    name, step = folder.name, model.get("step")
+    own = model.get("run") or Path(str(model.get("folder", ""))).name
+    if own and own != folder.path.name and (not folder.lines or model.get("run")):
+        name = own
+    return f"{name}, step {step:,}" if says_step and step is not None else name
+
+
+def _models(found: Sequence[Entry]) -> dict[str, list[Entry]]:
+    """Entries by the name of their model, checkpoints in the order of their steps."""
+    steps: dict[str, set[int | None]] = {}
+    for entry in found:
+        steps.setdefault(entry.folder.name, set()).add(entry.step)
+    grouped: dict[str, list[Entry]] = {}
+    for entry in sorted(found, key=lambda entry: (entry.step or 0, _place(entry.task))):
+        name = named(entry.folder, entry.model, len(steps[entry.folder.name]) > 1)
+        grouped.setdefault(name, []).append(entry)
+    order = list(dict.fromkeys(entry.folder.name for entry in found))
+    return dict(sorted(grouped.items(), key=lambda item: order.index(item[1][0].folder.name)))
+
+
+def _place(task: str) -> int:
+    return [*GLUE, SQUAD.name, task].index(task)
+
+
+def glue_table(folders: Sequence[RunFolder]) -> Table | None:
+    """Table 1 of MAE-LM with our models in it, and the paper's own base rows below; None without GLUE and SQuAD."""
+    models = _models([entry for entry in entries(folders) if entry.task in (*GLUE, SQUAD.name) and entry.is_finetuned])
+    tasks = {entry.task for found in models.values() for entry in found}
+    if not tasks:
+        return None
+    columns = [name for name in GLUE if name in tasks]
+    columns += ["AVG"] if GLUE.keys() & tasks else []
+    columns += list(SQUAD_COLUMNS) if SQUAD.name in tasks else []
+    rows: list[tuple[Value, ...]] = []
+    for name, found in models.items():
+        by_task = {entry.task: entry for entry in found}
+        seeds = sorted({len(entry.summary["seeds"]) for entry in found if entry.summary})
+        cells = [_cell(column, by_task) for column in columns]
+        rows.append((name, *cells, "–".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))))
+    rows += [(name, *(numbers[column] for column in columns), "5") for name, numbers in TABLE_1.items()]
+    marked = {entry.task for found in models.values() for entry in found if entry.subset}
+    heads = [_head(column, bool(marked & GLUE.keys()) if column == "AVG" else _task(column) in marked)
+             for column in columns]  # fmt: skip
+    return Table("GLUE and SQuAD 2.0", ("model", *heads, "seeds"), tuple(rows), _note(models))
+
+
+def _task(column: str) -> str:
+    return SQUAD.name if column in SQUAD_COLUMNS else column
+
+
+def _head(column: str, is_marked: bool) -> str:
+    title = GLUE[column].title if column in GLUE else f"SQuAD 2.0 {column}" if column in SQUAD_COLUMNS else column
+    return f"{title} {SUBSET}" if is_marked else title
+
+
+def _cell(column: str, by_task: Mapping[str, Entry]) -> str | None:
+    if column == "AVG":
+        average = glue_average({name: entry.shown for name, entry in by_task.items()})
+        marks = "".join(dict.fromkeys(mark for name in GLUE if name in by_task for mark in _marks(by_task[name])))
+        return None if average is None else " ".join(filter(None, (f"{average:.1f}", marks)))
+    entry = by_task.get(_task(column))
+    if entry is None or entry.summary is None:
+        return None
+    scores, first = entry.summary["scores"], next(iter(entry.summary["scores"].values()))
+    if column in SQUAD_COLUMNS:
+        number = f"{first[SQUAD_COLUMNS[column]]:.1f}"
+    else:
+        number = "/".join(f"{100 * split[entry.metric]:.1f}" for split in scores.values())
+    spread = _spread(entry) if column != "EM" else ""
+    return " ".join(filter(None, (number, spread, "".join(_marks(entry)))))
+
+
+def _spread(entry: Entry) -> str:
+    if entry.summary is None or len(entry.summary["seeds"]) < 2:
+        return ""
+    scale = 1 if entry.task == SQUAD.name else 100
+    return "..".join(f"{scale * entry.summary['spread'][end]:.1f}" for end in ("min", "max")).join("[]")
+
+
+def _marks(entry: Entry) -> list[str]:
+    failed = entry.summary is not None and entry.summary["degenerate"]
+    return [mark for mark, holds in ((SUBSET, entry.subset), (DEGENERATE, failed)) if holds]
+
+
+def _note(models: Mapping[str, Sequence[Entry]]) -> str:
+    found = [entry for ours in models.values() for entry in ours]
+    parts = [READ_SO]
+    subsets = {f"{entry.title} {split} {of}" for entry in found for split, of in entry.subset.items()}
+    if subsets:
+        parts.append(f"{SUBSET} The data are a subset, so these numbers are not comparable with published ones: "
+                     + "; ".join(sorted(subsets)) + ".")  # fmt: skip
+    failed = [
+        f"{name} on {entry.title} ({entry.summary['degenerate']} of {len(entry.summary['seeds'])} seeds)"
+        for name, ours in models.items()
+        for entry in ours
+        if entry.summary and entry.summary["degenerate"]
+    ]
+    if failed:
+        parts.append(f"{DEGENERATE} Degenerate: every prediction is the same, or no better than the majority class: "
+                     + "; ".join(failed) + ".")  # fmt: skip
+    return " ".join(parts)
+
+
+def tasks_table(folders: Sequence[RunFolder]) -> Table | None:
+    """Each model and task: every seed at the best setting, which that is, and what a majority class would score."""
+    columns = ("model", "task", "metric", "median", "lowest", "highest", "seeds", "majority class", "degenerate",
+               "best setting", "settings tried", "fine-tunings", "subset")  # fmt: skip
+    rows: list[tuple[Value, ...]] = []
+    for name, found in _models([entry for entry in entries(folders) if entry.is_finetuned]).items():
+        for entry, one in ((entry, entry.summary) for entry in found if entry.summary):
+            settings, subset = one["settings"], ", ".join(f"{split} {of}" for split, of in entry.subset.items())
+            scale, first = 1 if entry.task == SQUAD.name else 100, next(iter(one["scores"]))
+            rows.append((
+                name, entry.title, entry.metric, *(f"{scale * value:.1f}" for value in (
+                    one["median"], one["spread"]["min"], one["spread"]["max"])),
+                " ".join(f"{scale * score:.1f}" for score in one["seeds"].values()),
+                f"{scale * one['majority'][first][entry.metric]:.1f}",
+                f"{one['degenerate']} of {len(one['seeds'])} {DEGENERATE}" if one["degenerate"] else None,
+                f"{settings['epochs']} epochs, rate {settings['learning_rate']:g}, batch {settings['batch_rows']}, "
+                f"warm-up {settings['warmup_share']:g}",
+                one["points"], one["runs"],
+                f"{SUBSET} {subset}" if subset else None,
+            ))  # fmt: skip
+    note = "The best setting is chosen on the development set that is reported, as in the paper."
+    return Table("Fine-tuning, task by task", columns, tuple(rows), note) if rows else None
+
+
+def pairs_table(folders: Sequence[RunFolder]) -> Table | None:
+    """Minimal pairs: accuracy by field and overall."""
+    names = labels(folders, ("evaluation",))
+    found = [(names[id(one)] + (", whole words" if _whole_words(one) else ""), one)
+             for folder in folders for one in folder.of("evaluation") if one["suite"] == "blimp"]  # fmt: skip
+    fields = list(dict.fromkeys(name for _, one in found for name in one["fields"]))
+    down = [*fields, "overall", "pairs", "ties (counted wrong)"]
+
+    def cell(row: int, column: int) -> Value:
+        one = found[column][1]
+        if row < len(fields):
+            part = one["fields"].get(fields[row])
+            return None if part is None else f"{100 * part['accuracy']:.1f}"
+        return (f"{100 * one['accuracy']:.1f}", one["pairs"], one["ties"])[row - len(fields)]
+
+    note = "Accuracy in percent: the acceptable sentence has the higher pseudo-log-likelihood. Chance is 50."
+    return (
+        crossed("Minimal pairs", ("field", "model"), down, [name for name, _ in found], cell, note) if found else None
+    )
+
+
+def masked_loss_table(folders: Sequence[RunFolder]) -> Table | None:
+    """Loss of masked tokens on held-out text, of any masked model."""
+    names = labels(folders, ("evaluation",))
+    found = [(names[id(one)], one) for folder in folders for one in folder.of("evaluation")
+             if one["suite"] == "masked-loss"]  # fmt: skip
+    columns = ("model", "nats per masked token", "nats per character", "masked", "masked tokens", "tokens in a row",
+               "tokenizer")  # fmt: skip
+    rows = tuple((name, one["loss"], one["loss_per_character"], f"{100 * one['rate']:.4g}%", one["masked_tokens"],
+                  one["row_tokens"], one.get("tokenizer")) for name, one in found)  # fmt: skip
+    note = "The same rows and masks for models of one tokenizer; between tokenizers only losses per character compare."
+    if len({(one["rate"], one["row_tokens"]) for _, one in found}) > 1:
+        note += " Rates or row lengths differ here: those losses do not compare."
+    return Table("Masked loss", columns, rows, note) if found else None
+
+
+def similarity_table(folders: Sequence[RunFolder]) -> Table | None:
+    """Cosines of mean-pooled vectors against scores, without fine-tuning."""
+    names = labels(folders, ("evaluation",))
+    rows = tuple((names[id(one)], Path(str(one.get("options", {}).get("data", ""))).name,
+                  *(f"{100 * one['scores']['dev'][metric]:.1f}" for metric in ("spearman", "pearson")))
+                 for folder in folders for one in folder.of("evaluation") if one["suite"] == "similarity")  # fmt: skip
+    note = "Correlation (times 100) of cosines of mean-pooled vectors with people's scores; nothing was fine-tuned."
+    return Table("Similarity", ("model", "data", "Spearman", "Pearson"), rows, note) if rows else None

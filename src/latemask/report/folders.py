@@ -1,0 +1,186 @@
+"""What run folders hold, read as JSON: journals, studies of their layers, fine-tunings, evaluations.
+
+A folder without a journal counts too, where it holds results of another model (``runs/NAME/downstream``); so does the
+JSON file of one study. A folder of run folders stands for all of them; ``sweep.json`` in it says which fields its runs
+vary.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from latemask import console
+from latemask.errors import Refusal
+from latemask.training import journal
+
+JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
+KINDS = ("rank", "theory", "finetune", "evaluation")
+NEEDED = {"start": ("run",), "train": ("step", "tokens", "seconds", "loss"), "validation": ("step", "loss")}
+"""What a line of each kind cannot be read without."""
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One folder; ``lines`` of its journal, or none, and its ``results`` of each kind of ``KINDS``."""
+
+    name: str
+    path: Path
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    results: list[dict[str, Any]] = field(default_factory=list)
+    varied: tuple[str, ...] = ()
+    """The fields that the sweep which this run is part of varies."""
+
+    def last(self, kind: str) -> dict[str, Any]:
+        """The last line of a kind; empty where there is none."""
+        return next((line for line in reversed(self.lines) if line["kind"] == kind), {})
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        """The results of a kind."""
+        return [result for result in self.results if result["kind"] == kind]
+
+    @cached_property
+    def start(self) -> dict[str, Any]:
+        """Settings and facts of the run's beginning; empty without a journal."""
+        return next((line for line in self.lines if line["kind"] == "start"), {})
+
+    @cached_property
+    def fields(self) -> dict[str, Any]:
+        """Every field of the run by its dotted name; empty without a journal."""
+        return dict(_dotted(self.start.get("run", {})))
+
+    @property
+    def training(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines if line["kind"] == "train"]
+
+    @property
+    def flops_per_step(self) -> float | None:
+        """Of the plain objective; None without a journal."""
+        parts = (self.fields.get("training.batch_rows"), self.fields.get("shape.row_tokens"),
+                 self.start.get("plain_flops_per_token"))  # fmt: skip
+        return None if None in parts else float(parts[0] * parts[1] * parts[2])  # type: ignore[operator]
+
+    @property
+    def ending(self) -> str:
+        """Why the run ended; "not ended" while it has not, or has gone on since."""
+        last = self.lines[-1] if self.lines else {"kind": ""}
+        return str(last["reason"]) if last["kind"] == "end" else "not ended"
+
+    @property
+    def validation(self) -> dict[str, Any]:
+        """The last validation whose loss is a number; empty where there is none."""
+        found = (line for line in reversed(self.lines) if line["kind"] == "validation" and line["loss"] is not None)
+        return next(found, {})
+
+
+def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
+    """Everything in ``places`` (run folders, folders of run folders, folders of results, JSON files), named after them.
+
+    A folder that holds nothing to report is warned of. Raises ``Refusal`` for one that does not exist, for broken
+    files, and where nothing at all was found.
+    """
+    paths = dict.fromkeys(found.resolve() for place in places for found in _expanded(Path(place)))
+    ends = [path.stem if path.is_file() else path.name for path in paths]
+    folders, problems = [], []
+    for path, end in zip(paths, ends, strict=True):
+        try:
+            folders.append(_read(path, readable(end if ends.count(end) == 1 else _near(path))))
+        except Refusal as refusal:
+            if path.is_file() or refusal.where != str(path):
+                raise
+            problems.append(refusal)
+    if not folders:
+        raise problems[0] if problems else Refusal("report", "no run folder", "one or more, such as runs/*")
+    for problem in problems:
+        console.warn(f"left out: {problem}")
+    return folders
+
+
+def readable(name: str) -> str:
+    """A file's name as text that every file and terminal can hold."""
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", "\ufffd", name.encode("utf-8", "replace").decode("utf-8"))
+
+
+def in_order(path: Path) -> list[Any]:
+    """A key that sorts names with numbers in them by the numbers."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", path.name)
+    return [(1, float(part), "") if number % 2 else (0, 0.0, part) for number, part in enumerate(parts)]
+
+
+def _expanded(place: Path) -> list[Path]:
+    if not place.exists():
+        raise Refusal(place, "no such folder", "a run folder of `latemask pretrain`")
+    if place.is_file() or (place / JOURNAL).is_file() or _result_files(place):
+        return [place]
+    inside = sorted((path for path in place.iterdir() if (path / JOURNAL).is_file()), key=in_order)
+    return inside or [place]
+
+
+def _result_files(folder: Path) -> list[Path]:
+    """JSON files in a folder, and in its ``downstream``, that hold results."""
+    files = sorted([*folder.glob("*.json"), *folder.glob("downstream/*.json")])
+    return [file for file in files if file.name != SWEEP and _result(file)]
+
+
+def _result(file: Path) -> dict[str, Any]:
+    """The result that a file holds; empty for any other JSON."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refusal(file, f"an unreadable file ({type(error).__name__})", "a result in JSON") from None
+    return value if isinstance(value, dict) and value.get("kind") in KINDS else {}
+
+
+def _read(path: Path, name: str) -> RunFolder:
+    if path.is_file():
+        if not (result := _result(path)):
+            raise Refusal(path, "no result of latemask", f"a run folder, or JSON of kind {', '.join(KINDS)}")
+        return RunFolder(name, path, results=[result])
+    results = [_result(file) for file in _result_files(path)]
+    lines = _lines(path / JOURNAL) if (path / JOURNAL).is_file() else []
+    if not any(line["kind"] == "start" for line in lines):
+        if not results:
+            found = "a journal without a line of kind start" if lines else f"no {JOURNAL} (or an empty one), no results"
+            raise Refusal(path, found, "a run folder of `latemask pretrain`")
+        lines = []
+    return RunFolder(name, path, lines, results, _varied(path.parent / SWEEP))
+
+
+def _lines(file: Path) -> list[dict[str, Any]]:
+    """The journal's lines; a last one cut short is left out."""
+    lines = journal.read(file)
+    for line in lines:
+        kind = line.setdefault("kind", "")
+        if missing := [name for name in NEEDED.get(kind, ()) if name not in line]:
+            raise Refusal(file, f"a line of kind {kind} without {', '.join(missing)}", "the journal of a run")
+    return lines
+
+
+def _varied(file: Path) -> tuple[str, ...]:
+    """The fields that a sweep varies; none where there is no sweep."""
+    if not file.is_file():
+        return ()
+    try:
+        return tuple(json.loads(file.read_text(encoding="utf-8"))["vary"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise Refusal(file, f"an unreadable file ({type(error).__name__})", "what `latemask sweep` wrote") from None
+
+
+def _near(path: Path) -> str:
+    """As much of a path as people tell folders of one name apart by."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def _dotted(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            found += _dotted(value, f"{prefix}{name}.")
+        else:
+            found.append((prefix + name, value))
+    return found

@@ -1,0 +1,87 @@
+"""Tables from journals: runs side by side, the settings that differ, validation by source, what happened."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from latemask.report.folders import RunFolder
+from latemask.report.tables import Table, Value, crossed
+
+
+def runs_table(runs: Sequence[RunFolder]) -> Table:
+    """One row a run: what it was, where it stands, how fast it went."""
+    columns = ("run", "recipe", "masked", "steps", "million tokens", "seconds", "validation loss", "validated at",
+               "tokens/s", "MFU", "MFLOP/token", "million parameters kept", "card")  # fmt: skip
+    note = "Loss: nats per masked token on held-out text. Speed and MFU: medians over the journal's lines."
+    if len({run.validation["rate"] for run in runs if run.validation.get("rate")}) > 1:
+        note += " These runs were validated at different masking rates, so their losses do not compare."
+    return Table("Runs", columns, tuple(map(_row, runs)), note)
+
+
+def _row(run: RunFolder) -> tuple[Value, ...]:
+    facts, last, valid = run.start, run.last("train"), run.validation
+    world, card = facts.get("world", 1), facts.get("card")
+    return (
+        run.name, run.fields.get("recipe"), _share(run.fields.get("masking.rate")), last.get("step", 0),
+        last.get("tokens", 0) / 1e6, float(last.get("seconds", 0.0)), valid.get("loss"), _share(valid.get("rate")),
+        _median(run, "tokens_per_second"), _median(run, "mfu"), _millions(facts.get("plain_flops_per_token")),
+        _millions(facts.get("encoder_parameters")), f"{world} x {card}" if world > 1 else card,
+    )  # fmt: skip
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{100 * value:.4g}%"
+
+
+def _millions(value: float | None) -> float | None:
+    return None if value is None else value / 1e6
+
+
+def _median(run: RunFolder, name: str) -> float | None:
+    values = [line[name] for line in run.training if line.get(name) is not None]
+    return float(statistics.median(values)) if values else None
+
+
+def differing(runs: Sequence[RunFolder]) -> list[str]:
+    """The fields that are not the same in all runs."""
+    names = dict.fromkeys(name for run in runs for name in run.fields)
+    return [name for name in names if len({repr(run.fields.get(name)) for run in runs}) > 1]
+
+
+def settings_table(runs: Sequence[RunFolder]) -> Table:
+    """The fields that are not the same in all runs."""
+    fields = differing(runs)
+    note = "" if fields else "None: these runs have the same settings."
+    return crossed("Settings that differ", ("field", "run"), fields, [run.name for run in runs] if fields else [],
+                   lambda row, column: setting(runs[column], fields[row]), note)  # fmt: skip
+
+
+def setting(run: RunFolder, name: str) -> str | None:
+    """A field's value as text; None where the run has no such field."""
+    if name not in run.fields:
+        return None
+    value = run.fields[name]
+    return " ".join(map(_text, value)) if isinstance(value, list) else _text(value)
+
+
+def _text(value: object) -> str:
+    return "none" if value is None else f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def sources_table(runs: Sequence[RunFolder]) -> Table | None:
+    """Last validation loss by source of the text; None where the text names none."""
+    losses = [run.validation.get("by_source", {}) for run in runs]
+    names = sorted({name for by_source in losses for name in by_source})
+    note = "Nats per masked token at the last validation."
+    return crossed("Validation by source", ("source", "run"), names, [run.name for run in runs],
+                   lambda row, column: losses[column].get(names[row]), note) if names else None  # fmt: skip
+
+
+def events_table(runs: Sequence[RunFolder]) -> Table:
+    """Resumes, skipped updates and ends."""
+    rows = []
+    for run in runs:
+        kinds = [line["kind"] for line in run.lines]
+        rows.append((run.name, *(kinds.count(kind) for kind in ("resume", "skip", "save")), run.ending))
+    return Table("What happened", ("run", "resumes", "skipped updates", "saves", "end"), tuple(rows))

@@ -1,0 +1,108 @@
+"""How a measure changes with a field that runs vary: Figure 4 of MAE-LM (delta), or any other sweep."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from latemask.downstream.tasks import GLUE, SQUAD, glue_average
+from latemask.report import plots
+from latemask.report.downstream import SUBSET, entries
+from latemask.report.folders import RunFolder
+from latemask.report.runs import differing, setting
+from latemask.report.tables import Drawing, Table, Value, anchor
+
+SEEDS = ("training.seed", "training.data_seed")
+LOSS = "validation loss"
+
+
+def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFolder]]]:
+    """Runs that are one sweep, with the fields they vary: by ``sweep.json``, or runs that differ in one field alone
+    (besides seeds)."""
+    by_folder: dict[Any, list[RunFolder]] = {}
+    for run in runs:
+        if run.varied:
+            by_folder.setdefault(run.path.parent, []).append(run)
+    found = [(members[0].varied, members) for members in by_folder.values() if len(members) > 1]
+    if not by_folder:
+        fields = [name for name in differing(runs) if name not in SEEDS]
+        if len(fields) == 1:
+            found.append(((fields[0],), list(runs)))
+    return found
+
+
+def measures(run: RunFolder) -> dict[str, float]:
+    """What a run is worth, each by its name: loss, GLUE's average or its tasks, SQuAD, minimal pairs. Downstream: of
+    its newest checkpoint that has the score."""
+    found: dict[str, float] = {}
+    if run.validation:
+        found[LOSS] = run.validation["loss"]
+    newest: dict[str, Any] = {}
+    for entry in sorted(entries([run]), key=lambda entry: entry.step or 0):
+        newest[entry.task] = entry
+    average = glue_average({task: entry.shown for task, entry in newest.items()})
+    if average is not None:
+        marked = any(newest[task].subset for task in GLUE)
+        found[f"GLUE average{f' {SUBSET}' if marked else ''}"] = average
+    for task, entry in newest.items():
+        mark = f" {SUBSET}" if entry.subset else ""
+        if task == SQUAD.name and entry.summary is not None:
+            found[f"SQuAD 2.0 EM{mark}"] = next(iter(entry.summary["scores"].values()))["exact"]
+        elif average is None or task not in GLUE:
+            found[f"{entry.title}{mark}"] = entry.shown
+    return found
+
+
+def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Drawing]:
+    """A figure a measure against the first field; a line for each setting of the others. Seeds: their median."""
+    fields = [name for name in fields if name not in SEEDS]
+    if not fields:
+        return []
+    first, others = fields[0], fields[1:]
+    values: list[Any] = [run.fields.get(first) for run in runs]
+    are_numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    texts = [str(setting(run, first)) for run in runs]
+    categories = list(dict.fromkeys(texts))
+    if len({repr(value) for value in values}) < 2:
+        return []
+    measured = [measures(run) for run in runs]
+    rates = {run.validation["rate"] for run in runs if run.validation.get("rate")}
+    drawings = []
+    for name in dict.fromkeys(name for found in measured for name in found):
+        points: dict[str, dict[float, list[float]]] = {}
+        for run, value, text, found in zip(runs, values, texts, measured, strict=True):
+            if name in found:
+                series = ", ".join(f"{other} {setting(run, other)}" for other in others)
+                x = float(value) if are_numbers else categories.index(text)
+                points.setdefault(series, {}).setdefault(x, []).append(found[name])
+        medians = {series: [(x, statistics.median(ys)) for x, ys in at.items()] for series, at in points.items()}
+        is_loss = name == LOSS
+        up = f"{name}, nats per masked token" if is_loss else name
+        note = (
+            "Validated at different masking rates: these losses do not compare." if is_loss and len(rates) > 1 else ""
+        )
+        if SUBSET in name:
+            note = f"{SUBSET} On subsets of the data: not to be set beside published numbers."
+        if any(len(ys) > 1 for at in points.values() for ys in at.values()):
+            note = f"{note} Medians over runs of the same settings.".strip()
+        figure = plots.trend(medians, first, up, None if are_numbers else categories)
+        drawings.append(Drawing(f"trend-{anchor(first)}-{anchor(name)}", f"{name} against {first}", plots.svg(figure),
+                                note))  # fmt: skip
+    return drawings
+
+
+def trend_table(fields: Sequence[str], runs: Sequence[RunFolder]) -> Table:
+    """One row a run of a sweep: the fields that vary and every measure."""
+    measured = [measures(run) for run in runs]
+    names = list(dict.fromkeys(name for found in measured for name in found))
+    rows = tuple((*(setting(run, name) for name in fields), run.last("train").get("step", 0),
+                  *(_measure(name, found) for name in names), run.ending)
+                 for run, found in zip(runs, measured, strict=True))  # fmt: skip
+    return Table(f"Sweep over {' and '.join(fields)}", (*fields, "steps", *names, "end"), rows)
+
+
+def _measure(name: str, found: Mapping[str, float]) -> Value:
+    if name not in found:
+        return None
+    return f"{found[name]:.4f}" if name == LOSS else f"{found[name]:.1f}"
