@@ -1,4 +1,4 @@
-"""What a person sees while it trains, and the clock that both of them read."""
+"""What a person sees while it trains, and the clock that display and schedule read."""
 
 from __future__ import annotations
 
@@ -72,12 +72,18 @@ class Display:
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=line["step"])
             if kind == "train":
-                self.bar.update(self.task, now=f"loss {line['loss']:.3f}  {line['tokens_per_second']:,.0f} tokens/s")
+                now = f"loss {line['loss']:.3f}  {line['tokens_per_second']:,.0f} tokens/s"
+                self.bar.update(self.task, now=now, total=self._last_step(line))
                 return
             if kind == "save":
                 return
         if text:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _last_step(self, line: dict[str, Any]) -> int:
+        """The run's last step; where the clock ends it, judged by the steps made so far."""
+        most = self.run.training.max_seconds
+        return self.steps if most is None else min(self.steps, round(line["step"] * most / line["seconds"]))
 
     def _text(self, kind: str, line: dict[str, Any]) -> str:
         step = f"step {line['step']:,}/{self.steps:,}"
@@ -96,7 +102,7 @@ class Display:
                 left = ""
                 if self.seen is not None and line["step"] > self.seen[0]:
                     a_step = (line["seconds"] - self.seen[1]) / (line["step"] - self.seen[0])
-                    left = f"  {a_step * (self.steps - line['step']) / 60:.1f} min left"
+                    left = f"  {a_step * (self._last_step(line) - line['step']) / 60:.1f} min left"
                 self.seen = (line["step"], line["seconds"])
                 return f"{step}  loss {line['loss']:.4f}  {line['tokens_per_second']:,.0f} tokens/s{left}"
             case "validation":
