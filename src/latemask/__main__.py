@@ -44,6 +44,7 @@ COMMANDS = (
     Command("plan", "the recipe for your text and GPU-hours, and what to expect",
             "latemask.study.plan:run_plan", "latemask.study.plan:PlanOptions"),
     Command("pretrain", "pretrain an encoder, on one process or many; resume", "latemask.cli.pretrain:run_pretrain"),
+    Command("sweep", "pretrain a recipe at several values of a field, with the trend", "latemask.cli.sweep:run_sweep"),
     Command("fill", "predict what stands behind each <mask> of a text",
             "latemask.hf:run_fill", "latemask.hf:FillOptions", ("text",)),
     Command("finetune", "fine-tune on GLUE, SQuAD 2.0 or a task of your own",

@@ -67,9 +67,17 @@ class RunFolder:
 
     @property
     def ending(self) -> str:
-        """Why the run ended; "not ended" while it has not, or has gone on since."""
+        """Why the run ended; "diverged" where too many updates in a row were skipped; "not ended" while it has not, or
+        has gone on since."""
         last = self.lines[-1] if self.lines else {"kind": ""}
+        if last["kind"] == "skip" and last.get("skips_in_a_row", 0) >= self.fields.get("training.max_skips", 1):
+            return "diverged"
         return str(last["reason"]) if last["kind"] == "end" else "not ended"
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all of it was run: by its steps, tokens or seconds."""
+        return self.ending in ("steps", "seconds")
 
     @property
     def validation(self) -> dict[str, Any]:

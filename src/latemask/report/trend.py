@@ -54,6 +54,11 @@ def measures(run: RunFolder) -> dict[str, float]:
     return found
 
 
+def _comparable(run: RunFolder) -> dict[str, float]:
+    """The measures without the loss of a run that has not ended: it would be one of fewer steps."""
+    return {name: value for name, value in measures(run).items() if run.has_ended or name != LOSS}
+
+
 def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Drawing]:
     """A figure a measure against the first field; a line for each setting of the others. Seeds: their median."""
     fields = [name for name in fields if name not in SEEDS]
@@ -66,7 +71,7 @@ def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Dra
     categories = list(dict.fromkeys(texts))
     if len({repr(value) for value in values}) < 2:
         return []
-    measured = [measures(run) for run in runs]
+    measured = [_comparable(run) for run in runs]
     rates = {run.validation["rate"] for run in runs if run.validation.get("rate")}
     drawings = []
     for name in dict.fromkeys(name for found in measured for name in found):
@@ -84,6 +89,8 @@ def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Dra
         )
         if SUBSET in name:
             note = f"{SUBSET} On subsets of the data: not to be set beside published numbers."
+        if is_loss and not all(run.has_ended for run in runs):
+            note = f"{note} Without the runs that have not ended.".strip()
         if any(len(ys) > 1 for at in points.values() for ys in at.values()):
             note = f"{note} Medians over runs of the same settings.".strip()
         figure = plots.trend(medians, first, up, None if are_numbers else categories)

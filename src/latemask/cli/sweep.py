@@ -1,0 +1,255 @@
+"""``latemask sweep``: one recipe at several values of a field, or of several fields (their product), run after run.
+
+The folder is the queue, as in fine-tuning: a run that is done has ``NAME.json`` beside its folder ``NAME/``, one that
+somebody is at has a claim. So a stopped sweep goes on where it stood, and several processes (one a card) can share it.
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import json
+import os
+import re
+import shlex
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from tyro.conf import UseAppendAction
+
+from latemask import console
+from latemask.cli.options import FROM_DATA, parse, parse_run
+from latemask.config import Run, replace
+from latemask.errors import Refusal
+from latemask.joins import Join
+from latemask.recipes import recipe
+from latemask.writing import write_json, write_whole
+
+MOST_RUNS = 1000
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Pretrain a recipe once for each value of a field: `latemask sweep RECIPE --vary FIELD=A,B,C --data DATA --out
+    FOLDER`, with the flags of `latemask pretrain RECIPE --help` for everything else.
+
+    Runs that are done are passed over and a stopped one goes on: the same command again. Started on several cards (one
+    process each, CUDA_VISIBLE_DEVICES=0 and so on) with the same --out, the processes share the runs.
+    """
+
+    vary: UseAppendAction[tuple[str, ...]]
+    """A field and its values, as in masking.delta=0,.25,.5,.75,1. Several --vary: every combination. A field of several
+    values takes them with spaces: "masking.joins=0,decoder,0:0:0.2 decoder:0.2:1"."""
+    data: Path
+    """Folder of prepared text (`latemask prepare`)."""
+    out: Path
+    """Folder of the sweep: a run folder for each combination."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep."""
+
+    name: str
+    """Of its folder: the varied fields and their values."""
+    run: Run
+
+
+def run_sweep(arguments: Sequence[str]) -> int:
+    """What ``latemask sweep`` does; the exit status as of ``latemask pretrain``."""
+    if not arguments or arguments[0].startswith("-"):
+        parse(SweepOptions, arguments, prog="latemask sweep RECIPE")
+        raise Refusal("sweep", "no recipe", "RECIPE --vary FIELD=VALUES --data DATA --out FOLDER")
+    name, *rest = arguments
+    options, run = parse_run(SweepOptions, recipe(name), rest, prog=f"latemask sweep {name}")
+    return sweep(run, options.vary, options.data, options.out)
+
+
+def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
+    """Run every point that is not done and not somebody else's, then show all of them; the exit status.
+
+    Raises ``Refusal`` before the first run for fields, values, data or an ``out`` that cannot be used.
+    """
+    from latemask.downstream.claims import claimed, is_done
+    from latemask.text.store import open_store
+    from latemask.training.loop import PREEMPTED
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise Refusal("sweep", "several processes for one run (torchrun)", "one process for each card",
+                      "Start the command once a card with its CUDA_VISIBLE_DEVICES; they share --out")  # fmt: skip
+    store = open_store(data)
+    fitted = replace(run, {"shape.vocabulary": store.vocabulary, "shape.specials": store.specials})
+    values = read_vary(fitted, vary)
+    found = points(fitted, values)
+    text = [store.tokenizer_fingerprint, len(store.train.tokens), len(store.valid.tokens)]
+    _check(out, found, text)
+    _note_down(out, run.recipe, values)
+    console.say(f"{len(found)} runs of {run.recipe} in {out}")
+    for number, point in enumerate(found, 1):
+        with claimed(out, point.name) as is_ours:
+            if not is_ours:
+                console.say(f"{number} of {len(found)}, {point.name}: done, or another process is at it")
+                continue
+            console.say(f"{number} of {len(found)}, {point.name}")
+            result = _train(point.run, data, out / point.name)
+            if result["end"] == "signal":
+                console.say(f"Stopped. The same command goes on with {out / point.name}.")
+                return PREEMPTED
+            write_json(out / f"{point.name}.json", {"kind": "sweep-run", **result, "data": text,
+                                                    "run": json.loads(point.run.to_json())})  # fmt: skip
+    if any(is_done(out, point.name) for point in found):
+        finish(out)
+    return 0
+
+
+def read_vary(run: Run, vary: Sequence[str]) -> dict[str, list[Any]]:
+    """The values of each varied field, typed. Raises ``Refusal`` naming the field or value that cannot be."""
+    found: dict[str, list[Any]] = {}
+    for text in vary:
+        field, _, listed = text.partition("=")
+        field = field.strip().replace("-", "_")
+        texts = [value.strip() for value in listed.split(",")]
+        if not field or not all(texts):
+            raise Refusal("--vary", repr(text), "FIELD=VALUE,VALUE,...")
+        if field in found:
+            raise Refusal("--vary", f"{field} twice", "all of its values in one --vary")
+        if field.partition(".")[2] in FROM_DATA:
+            raise Refusal("--vary", field, "a field that the data do not set")
+        found[field] = [_value(run, field, value) for value in texts]
+        if len({repr(value) for value in found[field]}) < len(texts):
+            raise Refusal("--vary", f"a value of {field} twice", "different values")
+    if not found:
+        raise Refusal("--vary", "nothing", "FIELD=VALUE,VALUE,...")
+    return found
+
+
+def points(run: Run, values: dict[str, list[Any]]) -> list[Point]:
+    """Every combination of the values, the last field changing fastest. Raises ``Refusal`` where one breaks a rule."""
+    if (count := len(list(itertools.product(*values.values())))) > MOST_RUNS:
+        raise Refusal("--vary", f"{count:,} combinations", f"at most {MOST_RUNS:,}")
+    found = []
+    for chosen in itertools.product(*values.values()):
+        changes = dict(zip(values, chosen, strict=True))
+        found.append(Point(",".join(f"{field}={_text(value)}" for field, value in changes.items()),
+                           replace(run, changes)))  # fmt: skip
+    if len({point.name for point in found}) < len(found):
+        raise Refusal("--vary", "values whose folders would have one name", "values that differ in ten digits")
+    return found
+
+
+def _value(run: Run, field: str, text: str) -> Any:
+    """The value of ``field`` that ``text`` means, as the field has it after ``replace``."""
+    part, _, leaf = field.partition(".")
+    hints = get_type_hints(type(getattr(run, part, None))) if getattr(run, part, None) is not None else {}
+    changed = replace(run, {field: _plain(hints.get(leaf), text)})
+    return getattr(getattr(changed, part), leaf)
+
+
+def _plain(hint: Any, text: str) -> Any:
+    """``text`` as JSON would have it; what it cannot be stays text, for ``typed`` to refuse."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        if text.lower() == "none":
+            return None
+        return _plain(next(argument for argument in arguments if argument is not type(None)), text)
+    if origin is tuple:
+        return [_plain(arguments[0], word) for word in text.split()]
+    if hint is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    for number in (int, float) if hint in (int, float) else ():
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _text(value: Any) -> str:
+    """A value in a folder's name."""
+    if isinstance(value, tuple):
+        return "+".join(map(_text, value))
+    shown = f"{value:.10g}" if isinstance(value, float) else str(value)
+    return re.sub(r"[^\w.+-]", "-", shown if isinstance(value, Join) else shown.lower())
+
+
+def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
+    """Raise ``Refusal`` where ``out`` holds a point of other settings or on other data: one sweep, one set of both."""
+    from latemask.downstream.claims import is_done
+    from latemask.training import checkpoint
+
+    for point in found:
+        file, folder = out / f"{point.name}.json", out / point.name
+        if is_done(out, point.name):
+            try:
+                held = json.loads(file.read_text(encoding="utf-8"))
+                before, on = held["run"], held["data"]
+            except (OSError, ValueError, KeyError, TypeError) as error:
+                raise Refusal(file, f"an unreadable file ({type(error).__name__})", "a sweep's result") from None
+            if on != text:
+                raise Refusal(folder, "a run on other data", "the data of the sweep", "Take another --out")
+        else:
+            readable = [step for step in checkpoint.steps(folder) if (step / checkpoint.RUN).is_file()]
+            if not readable:
+                continue
+            before = json.loads(checkpoint.read_run(readable[-1]).to_json())
+        other = [name for name, value in json.loads(point.run.to_json()).items() if before.get(name) != value]
+        if other:
+            raise Refusal(folder, f"a run with another {', '.join(other)}", "the settings it was started with",
+                          "Give the same flags, or another --out")  # fmt: skip
+
+
+def _note_down(out: Path, name: str, values: dict[str, list[Any]]) -> None:
+    """Write ``sweep.json``, which says what the runs of the folder vary."""
+    from latemask.report.folders import SWEEP
+
+    texts = {field: [_text(value) for value in listed] for field, listed in values.items()}
+    if (out / SWEEP).is_file():
+        try:
+            held = json.loads((out / SWEEP).read_text(encoding="utf-8"))
+            recipe_before, before = held["recipe"], dict(held["vary"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Refusal(out / SWEEP, f"an unreadable file ({type(error).__name__})", "a sweep's own") from None
+        if recipe_before != name or list(before) != list(texts):
+            found = f"a sweep of {recipe_before} over {', '.join(before)}"
+            raise Refusal(out, found, f"one of {name} over {', '.join(texts)}", "Take another --out")
+        texts = {field: list(dict.fromkeys([*before[field], *listed])) for field, listed in texts.items()}
+    write_json(out / SWEEP, {"kind": "sweep", "recipe": name, "vary": texts})
+
+
+def _train(run: Run, data: Path, folder: Path) -> dict[str, Any]:
+    """Start the run or go on with it; how it ended. One that diverges ends there: that too is a result."""
+    import torch
+
+    from latemask.training.loop import Diverged, pretrain
+
+    torch.compiler.reset()
+    try:
+        outcome = pretrain(run, data, folder, resume="if-present")
+    except Diverged as diverged:
+        console.warn(f"diverged: {diverged}")
+        return {"end": "diverged"}
+    finally:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()  # the next run measures what is free
+    return {"end": outcome.reason, "step": outcome.step.name}
+
+
+def finish(out: Path) -> None:
+    """Print the sweep's table and the next command, and draw the trends of what is there."""
+    from latemask.report.folders import read_folders
+    from latemask.report.trend import trend_drawings, trend_table
+
+    runs = read_folders([out])
+    fields = runs[0].varied
+    table = trend_table(fields, runs)
+    console.table(table.title, table.columns, table.rows)
+    for drawing in trend_drawings(fields, runs):
+        console.say(f"wrote {write_whole(out / f'{drawing.name}.svg', drawing.svg)}")
+    here = shlex.quote(str(out))
+    console.say(f"Next: latemask report {here} --out {here}/report.html")
+    each = f'for run in {here}/*/; do latemask finetune "$run" --task glue --data GLUE; done'
+    console.say(f"With scores downstream in it: first {each}")

@@ -1,0 +1,250 @@
+"""A sweep: everything is checked before the first run, each run is the one that pretrain would make, stopped ones go
+on, and several processes share the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from latemask.cli import sweep as command
+from latemask.cli.sweep import points, read_vary, run_sweep, sweep
+from latemask.config import replace
+from latemask.downstream.claims import claimed
+from latemask.errors import Refusal
+from latemask.joins import DECODER, Join
+from latemask.recipes import recipe
+from latemask.report.folders import read_folders
+from latemask.report.page import ReportOptions, run_report
+from latemask.training import checkpoint, loop
+from latemask.training.loop import PREEMPTED, Diverged, pretrain
+from training_support import assert_same_bits, lines_of, tiny_run, write_store
+
+DELTAS = ["masking.delta=0,.5,1"]
+NAMES = ["masking.delta=0", "masking.delta=0.5", "masking.delta=1"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return write_store(tmp_path_factory.mktemp("data") / "store")
+
+
+@pytest.fixture(scope="module")
+def swept(data, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("swept") / "out"
+    assert sweep(tiny_run("delta", steps=2), DELTAS, data, out) == 0
+    return out
+
+
+def folders_of(out: Path) -> list[str]:
+    return sorted(path.name for path in out.iterdir() if path.is_dir())
+
+
+# Values
+
+
+@pytest.mark.parametrize(("vary", "values"), [
+    ("masking.delta=0,.25, 1", [0.0, 0.25, 1.0]),
+    ("training.steps=1,20", [1, 20]),
+    ("training.batch-rows=4,8", [4, 8]),
+    ("masking.delta=none,0.5", [None, 0.5]),
+    ("training.decay=linear,cosine", ["linear", "cosine"]),
+    ("masking.aligned=true,False", [True, False]),
+    ("training.betas=.9 .98,.9 .999", [(0.9, 0.98), (0.9, 0.999)]),
+    ("masking.joins=decoder,0:0:0.2 decoder:0.2:1",
+     [(Join(DECODER),), (Join(0, 0.0, 0.2), Join(DECODER, 0.2, 1.0))]),
+    ("training.learning_rate=1e-3,5e-4", [0.001, 0.0005]),
+])  # fmt: skip
+def test_values_are_what_the_field_holds(vary, values):
+    [found] = read_vary(recipe("delta_tiny"), [vary]).values()
+    assert found == values
+    assert list(map(type, found)) == list(map(type, values))
+
+
+@pytest.mark.parametrize(("vary", "named"), [
+    (["masking.delt=0,1"], "masking.delt"), (["delta=0"], "delta"), (["masking=0"], "masking"),
+    (["masking.delta=0,two"], "masking.delta"), (["masking.delta=0,1.5"], "masking.delta"),
+    (["masking.delta="], "FIELD=VALUE"), (["masking.delta=0,,1"], "FIELD=VALUE"), (["=1"], "FIELD=VALUE"),
+    ([], "nothing"),
+    (["masking.delta=0,0.0"], "twice"), (["masking.delta=0", "masking.delta=1"], "twice"),
+    (["training.steps=1.5"], "whole number"), (["training.steps=none"], "training.steps"),
+    (["training.learning_rate=nan"], "finite"), (["training.decay=step"], "training.decay"),
+    (["shape.vocabulary=100,200"], "shape.vocabulary"), (["shape.specials=1"], "shape.specials"),
+    (["masking.joins=7:1"], "masking.joins"), (["shape.heads=3"], "shape.heads"),
+    (["masking.aligned=maybe"], "true or"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_is_written(vary, named, data, tmp_path):
+    with pytest.raises(Refusal, match=named):
+        sweep(tiny_run("delta"), vary, data, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rule_that_two_fields_break_together_is_refused_before_the_first_run(data, tmp_path):
+    vary = ["shape.width=32,48", "shape.heads=2,32"]
+    with pytest.raises(Refusal, match=r"shape\.heads"):
+        sweep(tiny_run("delta"), vary, data, tmp_path / "out")
+    with pytest.raises(Refusal, match="nowhere"):
+        sweep(tiny_run("delta"), DELTAS, tmp_path / "nowhere", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_points_are_the_product_in_order_and_named_by_their_settings():
+    run = recipe("delta_tiny")
+    found = points(run, read_vary(run, ["training.decay=linear,cosine", "masking.delta=0,.5"]))
+    assert [point.name for point in found] == [
+        "training.decay=linear,masking.delta=0", "training.decay=linear,masking.delta=0.5",
+        "training.decay=cosine,masking.delta=0", "training.decay=cosine,masking.delta=0.5",
+    ]  # fmt: skip
+    assert found[3].run == replace(run, {"training.decay": "cosine", "masking.delta": 0.5})
+    joins = points(run, read_vary(run, ["masking.joins=decoder,0:0:0.2 decoder:0.2:1"]))
+    assert all(set(point.name) <= set("abcdefghijklmnopqrstuvwxyz0123456789.=+-") for point in joins)
+    with pytest.raises(Refusal, match="one name"):
+        points(run, read_vary(run, ["masking.delta=0.1,0.1000000000001"]))
+
+
+# Runs
+
+
+def test_each_run_is_the_one_that_pretrain_makes(swept, data, tmp_path):
+    assert folders_of(swept) == NAMES
+    alone = pretrain(replace(tiny_run("delta", steps=2), {"masking.delta": 0.5}), data, tmp_path / "alone")
+    assert_same_bits(swept / NAMES[1] / alone.step.name, alone.step)
+    losses = [lines_of(swept / name, "validation")[-1]["loss"] for name in NAMES]
+    assert len(set(losses)) == 3
+    assert (swept / "trend-masking-delta-validation-loss.svg").is_file()
+    assert json.loads((swept / "sweep.json").read_text())["vary"] == {"masking.delta": ["0", "0.5", "1"]}
+
+
+def test_what_is_done_is_passed_over_and_new_values_are_added(swept, data, monkeypatch, capsys):
+    trained: list[Path] = []
+    inner = loop.pretrain
+    monkeypatch.setattr(loop, "pretrain", lambda run, data, out, **rest: (trained.append(out), inner(
+        run, data, out, **rest))[1])  # fmt: skip
+    before = {name: (swept / name / "journal.jsonl").read_bytes() for name in NAMES}
+    assert sweep(tiny_run("delta", steps=2), DELTAS, data, swept) == 0
+    assert not trained
+    assert before == {name: (swept / name / "journal.jsonl").read_bytes() for name in NAMES}
+    said = capsys.readouterr().out
+    assert said.count("done, or another") == 3
+    assert f"latemask report {swept}" in said
+    assert "Sweep over masking.delta" in said
+    assert sweep(tiny_run("delta", steps=2), ["masking.delta=.75"], data, swept) == 0
+    assert trained == [swept / "masking.delta=0.75"]
+    assert json.loads((swept / "sweep.json").read_text())["vary"] == {"masking.delta": ["0", "0.5", "1", "0.75"]}
+
+
+def test_other_settings_data_or_fields_in_the_same_folder_are_refused(swept, data, tmp_path):
+    with pytest.raises(Refusal, match="another training"):
+        sweep(tiny_run("delta", steps=3), DELTAS, data, swept)
+    with pytest.raises(Refusal, match="other data"):
+        sweep(tiny_run("delta", steps=2), DELTAS, write_store(tmp_path / "store", train_rows=20), swept)
+    with pytest.raises(Refusal, match=r"over masking\.delta"):
+        sweep(tiny_run("delta", steps=2), ["training.seed=5,6"], data, swept)
+    begun = tmp_path / "begun"
+    pretrain(replace(tiny_run("delta", steps=2), {"masking.delta": 0.5}), data, begun / NAMES[1])
+    with pytest.raises(Refusal, match="another training"):
+        sweep(tiny_run("delta", steps=2, learning_rate=0.5), DELTAS, data, begun)
+    assert folders_of(begun) == [NAMES[1]]
+
+
+def test_a_stopped_sweep_goes_on_where_it_stood(swept, data, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    saved = checkpoint.write
+    written: list[str] = []
+
+    def stopping(folder: Path, *rest: object) -> Path:
+        written.append(folder.name)
+        if len(written) == 4:  # the first save of the second run
+            signal.raise_signal(signal.SIGTERM)
+        return saved(folder, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint, "write", stopping)
+    run = tiny_run("delta", steps=2, save_every=1)
+    assert sweep(run, DELTAS, data, out) == PREEMPTED
+    assert folders_of(out) == NAMES[:2]
+    assert sorted(path.name for path in out.glob("*.json")) == [f"{NAMES[0]}.json", "sweep.json"]
+    assert not list(out.glob("*.claim-*"))
+    monkeypatch.setattr(checkpoint, "write", saved)
+    first = (out / NAMES[0] / "journal.jsonl").read_bytes()
+    assert sweep(run, DELTAS, data, out) == 0
+    assert (out / NAMES[0] / "journal.jsonl").read_bytes() == first
+    for name in NAMES:
+        assert_same_bits(*(checkpoint.newest(folder / name) for folder in (out, swept)))
+
+
+def test_a_run_that_somebody_is_at_is_left_to_them(data, tmp_path, capsys):
+    run = tiny_run("delta", steps=1)
+    with claimed(tmp_path / "out", NAMES[1]) as is_ours:
+        assert is_ours
+        assert sweep(run, DELTAS, data, tmp_path / "out") == 0
+    assert folders_of(tmp_path / "out") == [NAMES[0], NAMES[2]]
+    assert "another process is at it" in capsys.readouterr().out
+    assert sweep(run, DELTAS, data, tmp_path / "out") == 0
+    assert folders_of(tmp_path / "out") == NAMES
+
+
+@pytest.mark.slow
+def test_processes_share_the_folder_and_do_no_run_twice(data, tmp_path):
+    out, vary = tmp_path / "out", "masking.delta=0,.25,.5,1"
+    arguments = ["delta_tiny", "--vary", vary, "--data", str(data), "--out", str(out), "--training.steps", "2",
+                 "--training.batch-rows", "4", "--training.save-every", "2", "--training.validate-every", "2",
+                 "--training.validation-rows", "4", "--shape.depth", "2", "--shape.row-tokens", "16"]  # fmt: skip
+    command_line = [sys.executable, "-m", "latemask", "sweep", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    both = [subprocess.Popen(command_line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+            for _ in range(2)]  # fmt: skip
+    said = []
+    for process in both:
+        output, error = process.communicate(timeout=240)
+        assert process.returncode == 0, error
+        said.append(output)
+    assert len(list(out.glob("masking.delta=*.json"))) == 4
+    for name in folders_of(out):
+        assert [line["kind"] for line in lines_of(out / name, "start", "resume", "end")] == ["start", "end"]
+    passed = sum(output.count("done, or another") for output in said)
+    assert passed == 4
+
+
+def test_a_run_that_diverges_is_a_result_and_the_others_are_run(data, tmp_path, monkeypatch, capsys):
+    inner = loop.pretrain
+
+    def diverging(run, data, out, **rest):
+        if run.masking.delta == 0:
+            raise Diverged("step 1", "20 updates in a row that were not finite", "a finite loss and gradient")
+        return inner(run, data, out, **rest)
+
+    monkeypatch.setattr(loop, "pretrain", diverging)
+    out = tmp_path / "out"
+    assert sweep(tiny_run("delta", steps=2), ["masking.delta=0,1"], data, out) == 0
+    assert json.loads((out / f"{NAMES[0]}.json").read_text())["end"] == "diverged"
+    assert json.loads((out / f"{NAMES[2]}.json").read_text())["end"] == "steps"
+    assert "diverged" in capsys.readouterr().err
+
+
+def test_the_report_takes_the_folder_of_a_sweep(swept, tmp_path):
+    run_report(ReportOptions((str(swept),), tmp_path / "r.html"))
+    page = (tmp_path / "r.html").read_text()
+    assert "Sweep over masking.delta" in page
+    assert [run.varied for run in read_folders([swept])] == [("masking.delta",)] * len(folders_of(swept))
+
+
+def test_several_processes_of_one_run_and_a_missing_recipe_are_refused(data, tmp_path, monkeypatch):
+    with pytest.raises(Refusal, match="no recipe"):
+        run_sweep(["--vary", "a.b=1", "--data", str(data), "--out", str(tmp_path)])
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(Refusal, match="CUDA_VISIBLE_DEVICES"):
+        sweep(tiny_run("delta"), DELTAS, data, tmp_path / "out")
+
+
+def test_several_vary_flags_are_all_heard(data, tmp_path, monkeypatch):
+    heard = []
+    monkeypatch.setattr(command, "sweep", lambda run, vary, data, out: heard.append((run, vary)) or 0)
+    flags = ["--vary", "masking.delta=0,1", "--vary", "training.seed=1,2", "--data", str(data), "--out", "x",
+             "--training.steps", "5"]  # fmt: skip
+    assert run_sweep(["delta_tiny", *flags]) == 0
+    assert heard == [(replace(recipe("delta_tiny"), {"training.steps": 5}), ("masking.delta=0,1", "training.seed=1,2"))]
