@@ -153,7 +153,8 @@ def _decoder_block(run: Run, weights: Weights, name: str, row: NaturalRow, token
 
     def to_itself(x: Tensor, order: list[int]) -> Tensor:
         allowed = _allowed(row, order, order, isolates=isolates, causal=decoder.rewrites)
-        return _attention(weights, f"{name}.self_attention", decoder.heads, x, x, allowed)
+        seats = order if decoder.positions == "absolute+rotary" else None
+        return _attention(weights, f"{name}.self_attention", decoder.heads, x, x, allowed, None, seats)
 
     def to_the_encoder(x: Tensor, order: list[int]) -> Tensor:
         kept = sorted(memory)

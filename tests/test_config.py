@@ -29,7 +29,7 @@ SHAPE = [
 DECODER_RULES = [
     ("depth", 0), ("width", 0), ("heads", 0), ("feedforward", 0), ("heads", 7), ("sublayers", ()),
     ("sublayers", ("cross", "self")), ("sublayers", ("self", "self")), ("sublayers", "self"), ("sublayers", ("both",)),
-    ("rewrites", True), ("rewrites", "no"), ("dropout", 1.0), ("dropout", NAN),
+    ("rewrites", True), ("rewrites", "no"), ("dropout", 1.0), ("dropout", NAN), ("positions", "rotary"),
 ]  # fmt: skip
 MASKING = [
     ("rate", 0.0), ("rate", 1.0), ("rate", -0.15), ("rate", NAN), ("rate", "0.15"), ("delta", 1.5), ("delta", -0.1),
@@ -86,6 +86,8 @@ def test_every_rule_of_a_part_fires_and_names_its_field(kind, part, field, value
         ("masking.vector", lambda: Run("r", decoder=Decoder(sublayers=("self", "cross"), rewrites=True),
                                        masking=Masking(joins=(), vector="own"))),
         ("decoder", lambda: Run("r", decoder=Shape())),
+        ("decoder.positions", lambda: Decoder(sublayers=("cross",), positions="absolute+rotary")),
+        ("decoder.positions", lambda: Decoder(width=36, positions="absolute+rotary")),
         ("recipe", lambda: Run(None)),
     ],
 )  # fmt: skip

@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +51,11 @@ NASTY = [
 def keys(folder: Path) -> set[str]:
     with safe_open(folder / "model.safetensors", "pt") as file:
         return set(file.keys())
+
+
+def rotary_decoder(run: Run) -> Run:
+    assert run.decoder is not None
+    return replace(run, decoder=replace(run.decoder, positions="absolute+rotary"))
 
 
 def exported(folder: Path, run: Run, kind="encoder", tokenizer: Tokenizer | None = None) -> Path:
@@ -290,6 +296,7 @@ def test_an_encoder_that_no_stock_class_computes_brings_its_code(run, tmp_path):
     "run",
     [
         small("three_ml"),
+        rotary_decoder(small("mae_lm", positions="rotary")),
         small("decoder_512_wide", norm="pre"),
         small("gradual", positions="rotary"),
         with_shape(small("delta"), isolate_documents=True),

@@ -36,6 +36,12 @@ def with_other_vector(run: Run) -> Run:
     return with_masking(run, vector="own" if run.masking.vector == "token" else "token")
 
 
+def with_rotary_decoder(run: Run) -> Run:
+    if run.decoder is None or "self" not in run.decoder.sublayers:
+        return run
+    return replace(run, decoder=replace(run.decoder, positions="absolute+rotary"))
+
+
 VARIANTS = {
     "as it is": lambda run: run,
     "pre-norm, rotary, isolated": lambda run: with_shape(run, norm="pre", positions="rotary", isolate_documents=True),
@@ -44,6 +50,7 @@ VARIANTS = {
     "isolated, relative, other vector": lambda run: with_other_vector(
         with_shape(run, isolate_documents=True, positions="absolute+relative")
     ),
+    "rotary decoder, isolated": lambda run: with_rotary_decoder(with_shape(run, isolate_documents=True)),
     "misaligned, rotary": lambda run: with_masking(with_shape(run, positions="rotary"), aligned=False),
     "misaligned, relative, rate .5": lambda run: with_masking(
         with_shape(run, positions="absolute+relative"), aligned=False, rate=0.5

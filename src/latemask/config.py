@@ -190,6 +190,8 @@ class Decoder(_Typed):
     """Inner width of the feed-forward network."""
     sublayers: tuple[Sublayer, ...] = ("self",)
     """Attention inside each block: ("self",), ("self", "cross") or ("cross",); cross looks at the encoder's output."""
+    positions: Literal["absolute", "absolute+rotary"] = "absolute"
+    """Learned absolute table (appendix C), or that and rotary angles in its self-attention (ours, for short runs)."""
     rewrites: bool = False
     """False: fill the masked positions. True: rewrite the whole row causally (Table 2, "uni. self + cross")."""
     dropout: float = 0.0
@@ -202,6 +204,9 @@ class Decoder(_Typed):
         require(self.width % self.heads == 0, "decoder.heads", self.heads, f"a divisor of decoder.width {self.width}")
         require(tuple(self.sublayers) in (("self",), ("self", "cross"), ("cross",)), "decoder.sublayers",
                 self.sublayers, "self, self cross, or cross")  # fmt: skip
+        can_rotate = "self" in self.sublayers and self.width // self.heads % 2 == 0
+        require(self.positions == "absolute" or can_rotate, "decoder.positions", self.positions,
+                "absolute where there is no self-attention, or an odd head width")  # fmt: skip
         require(not self.rewrites or self.sublayers == ("self", "cross"), "decoder.rewrites", self.rewrites,
                 "sublayers self cross when the decoder rewrites the row")  # fmt: skip
         require(0 <= self.dropout < 1, "decoder.dropout", self.dropout, "0 <= dropout < 1")

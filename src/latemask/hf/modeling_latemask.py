@@ -46,6 +46,7 @@ class LatemaskConfig(PretrainedConfig):
         decoder_attention_heads=12,
         decoder_intermediate_size=3072,
         decoder_sublayers=("self",),
+        decoder_position_embedding_type="absolute",
         **kwargs,
     ):
         self.vocab_size = vocab_size
@@ -70,6 +71,7 @@ class LatemaskConfig(PretrainedConfig):
         self.decoder_attention_heads = decoder_attention_heads
         self.decoder_intermediate_size = decoder_intermediate_size
         self.decoder_sublayers = list(decoder_sublayers)
+        self.decoder_position_embedding_type = decoder_position_embedding_type
         super().__init__(**kwargs)
 
 
@@ -278,6 +280,8 @@ class Decoder(nn.Module):
         super().__init__()
         width, epsilon = config.decoder_hidden_size, config.layer_norm_eps
         self.sublayers = config.decoder_sublayers
+        self.is_rotary = config.decoder_position_embedding_type == "absolute+rotary"
+        self.head_width = width // config.decoder_attention_heads
         self.narrow = nn.Linear(config.hidden_size, width) if width != config.hidden_size else nn.Identity()
         self.door = Door(width, config.max_position_embeddings, epsilon, 0.0)
         self.stack = Stack(
@@ -289,8 +293,9 @@ class Decoder(nn.Module):
         """`x`: the encoder's output with mask vectors where they join here; `in_memory`: who was in the encoder."""
         x = self.door(self.narrow(x), positions)
         bias = visibility(real, x.dtype)
+        rotary = rotation(positions, self.head_width, x.dtype) if self.is_rotary else None
         for block in self.stack.blocks:
-            x = block(x, bias, None, memory, in_memory)
+            x = block(x, bias, rotary, memory, in_memory)
         return self.stack.final_norm(x)
 
 

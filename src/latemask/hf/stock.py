@@ -112,6 +112,7 @@ def config_of(run: Run, kind: Family, fills_masks: bool) -> RobertaConfig | MPNe
             config.decoder_attention_heads = run.decoder.heads
             config.decoder_intermediate_size = run.decoder.feedforward
             config.decoder_sublayers = list(run.decoder.sublayers)
+            config.decoder_position_embedding_type = run.decoder.positions
     return config
 
 

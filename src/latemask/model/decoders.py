@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from latemask.batch import Batch
 from latemask.config import Decoder, Shape
 from latemask.joins import Arrival
-from latemask.model.attention import Geometry, sight
+from latemask.model.attention import Geometry, rotation, sight
 from latemask.model.heads import Prediction
 from latemask.model.stack import Door, Row, Stack
 
@@ -50,6 +50,7 @@ class _Decoder(nn.Module):
     def __init__(self, decoder: Decoder, shape: Shape):
         super().__init__()
         self.width, self.sublayers, self.isolates = decoder.width, decoder.sublayers, shape.isolate_documents
+        self.rotary_width = decoder.width // decoder.heads if decoder.positions == "absolute+rotary" else None
         self.narrow = nn.Linear(shape.width, decoder.width) if decoder.width != shape.width else None
         self.door = Door(decoder.width, shape.row_tokens, shape.norm_epsilon, decoder.dropout)
         self.stack = Stack(decoder.depth, decoder.width, decoder.heads, decoder.feedforward, epsilon=shape.norm_epsilon,
@@ -63,6 +64,15 @@ class _Decoder(nn.Module):
     def sight(self, query_document: Tensor, key_document: Tensor, real: Tensor | None, like: Tensor) -> Geometry:
         """Who may look at whom; no relative bias here (appendix C: only absolute positions in the decoder)."""
         return sight(query_document, key_document, real, isolates=self.isolates, dtype=like.dtype)
+
+    def self_sight(self, document: Tensor, positions: Tensor, real: Tensor | None, like: Tensor) -> Geometry:
+        """The same among the decoder's own tokens, with rotary angles where it has them."""
+        seen = self.sight(document, document, real, like)
+        return (
+            seen
+            if self.rotary_width is None
+            else seen._replace(rotation=rotation(positions, self.rotary_width, like.dtype))
+        )
 
 
 class FillingDecoder(_Decoder):
@@ -84,10 +94,11 @@ class FillingDecoder(_Decoder):
         if batch.real is not None:
             real = torch.cat([batch.real, batch.real.new_ones(batch.filler.shape)], 1)
         first = visible if self.sublayers == ("cross",) else 0
-        x, document = self.enter(x[:, first:], batch.positions[:, first:]), batch.document[:, first:]
+        positions, document = batch.positions[:, first:], batch.document[:, first:]
+        x = self.enter(x[:, first:], positions)
         x = self.stack(
             x,
-            self.sight(document, document, real, x) if first == 0 else Geometry(),
+            self.self_sight(document, positions, real, x) if first == 0 else Geometry(),
             predict_from=visible - first,
             memory=encoded.x,
             memory_geometry=self.sight(document, encoded.document, encoded.real, x),
@@ -104,12 +115,13 @@ class RewritingDecoder(_Decoder):
     def forward(self, encoded: Row, batch: Batch, mask: Tensor, tokens: nn.Embedding) -> Prediction:
         ids = torch.empty_like(batch.ids).scatter(1, batch.positions, batch.ids)
         document = torch.empty_like(batch.document).scatter(1, batch.positions, batch.document)[:, :-1]
-        x = self.enter(tokens(ids[:, :-1]), torch.arange(ids.shape[1] - 1, device=ids.device).expand(len(ids), -1))
-        seen = self.sight(document, document, None, x)
-        if seen.bias is not None:
-            ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
-            seen = Geometry(seen.bias.masked_fill(ahead, -torch.inf))
+        positions = torch.arange(ids.shape[1] - 1, device=ids.device).expand(len(ids), -1)
+        x = self.enter(tokens(ids[:, :-1]), positions)
+        seen = self.self_sight(document, positions, None, x)
+        if seen.bias is None:
+            seen = seen._replace(causal=True)
         else:
-            seen = Geometry(causal=True)
+            ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+            seen = seen._replace(bias=seen.bias.masked_fill(ahead, -torch.inf))
         memory_seen = self.sight(document, encoded.document, encoded.real, x)
         return Prediction(self.stack(x, seen, memory=encoded.x, memory_geometry=memory_seen), ids[:, 1:])
