@@ -382,6 +382,15 @@ def test_a_full_disk(small_disk: Path, data: Path, tmp_path: Path) -> None:
     assert lines_of(out, "train", "validation") == lines_of(tmp_path / "whole", "train", "validation")
 
 
+def test_a_read_only_disk(small_disk: Path, data: Path, finished: Path) -> None:
+    shutil.copytree(finished / "step-0000006", small_disk / "run" / "step-0000006")
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    for out, resume in ((small_disk / "new", "never"), (small_disk / "run", "always")):
+        with pytest.raises(Refusal, match=r"cannot be written \(Read-only file system\)"):
+            pretrain(tiny_run(), data, out, resume=resume)  # type: ignore[arg-type]
+    assert checkpoint.read_pretrainer(checkpoint.newest(small_disk / "run")), "reading needs no right to write"
+
+
 @pytest.mark.parametrize(
     ("largest_bytes", "named"),
     [(500, "journal.jsonl"), (5_000, "journal.jsonl"), (20_000, "step-0000008")],

@@ -168,7 +168,7 @@ def stopping(run: Run, data: Path, out: Path, at: int, who: int = 0, **arguments
         return pretrain(run, data, out, **arguments)
 
 
-@pytest.mark.parametrize("counts", [(2, 1, 3), (3, 2, 1)], ids=str)
+@pytest.mark.parametrize("counts", [(2, 1, 3), (4, 2, 4)], ids=str)
 def test_saved_on_some_and_resumed_on_others(
     counts: tuple[int, int, int], data: Path, alone: Path, tmp_path: Path
 ) -> None:
