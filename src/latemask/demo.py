@@ -41,7 +41,8 @@ COMMON = {
     "shape.initial_deviation": 0.06,
     "training.batch_rows": 48,
     "training.micro_rows": 48,
-    "training.learning_rate": 1.5e-3,
+    "training.learning_rate": 2e-3,
+    "training.warmup_share": 0.15,
     "training.validation_rate": RATE,
     "training.validation_rows": 512,
     "training.compile": "off",
@@ -172,7 +173,7 @@ def prepared(text: Path, out: Path) -> TokenStore:
 def shortened(name: str, vocabulary: int) -> Run:
     """The demo's version of a recipe."""
     run = recipe(name)
-    decoder = {"decoder.heads": COMMON["shape.heads"]} if run.decoder else {}
+    decoder = {"decoder.heads": COMMON["shape.heads"], "decoder.positions": "absolute+rotary"} if run.decoder else {}
     return replace(run, COMMON | decoder | {"shape.vocabulary": vocabulary})
 
 
