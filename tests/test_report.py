@@ -204,7 +204,7 @@ def test_no_average_of_fewer_than_eight_tasks_and_failed_runs_are_flagged(tmp_pa
     results = [point("rte", 0.53, seed, degenerate=seed == 1) for seed in range(2)]
     table = glue_table(read_folders([put(tmp_path / "x", *results)]))
     row = row_of(table, "x")
-    assert row["AVG"] is None
+    assert "AVG" not in row
     assert row["RTE"] == "53.0 [53.0..53.0] ‡"
     assert "x on RTE (1 of 2 seeds)" in table.note
 
@@ -403,3 +403,34 @@ def test_every_file_of_the_report_says_that_it_knows_no_torch():
 
     for path in Path(next(iter(latemask.report.__path__))).glob("*.py"):
         assert not re.search(r"^\s*(import|from) torch", path.read_text(), re.MULTILINE), path
+
+
+def test_marks_go_with_a_number_into_trends_and_curves(tmp_path):
+    for delta in (0.0, 1.0):
+        folder = write_curve(tmp_path / str(delta), "delta_tiny", 2.0, 60, {"masking.delta": delta})
+        put(folder, *(point("rte", 0.53, step=step, run=folder.name, subset=True, degenerate=delta == 1 and step == 900)
+                      for step in (300, 900)))  # fmt: skip
+    put(tmp_path / "0.0", pairs("0.0", 0.7))
+    runs = read_folders([tmp_path])
+    [(fields, members)] = sweeps(runs)
+    table = trend_table(fields, members)
+    assert [row[3] for row in table.rows] == ["53.0", "53.0 ‡"]
+    assert table.columns[3] == "RTE †"
+    _, rte = trend_drawings(fields, members)  # minimal pairs of one run alone are no trend
+    assert rte.title == "RTE † against masking.delta"
+    assert "subsets" in rte.note
+    assert "‡" in rte.note
+    assert all("†" in drawing.title and "‡" in drawing.note for drawing in checkpoint_drawings(runs))
+
+
+def test_a_run_that_has_not_ended_or_diverged_is_no_point_of_a_loss_trend(tmp_path):
+    for delta in (0.0, 0.5, 1.0):
+        write_curve(tmp_path / str(delta), "delta_tiny", 2.0 + delta, 60, {"masking.delta": delta})
+    runs = read_folders([tmp_path])
+    write_lines(tmp_path / "1.0", [*runs[2].lines[:-1], {"kind": "skip", "step": 9, "skips_in_a_row": 20}])
+    runs = read_folders([tmp_path])
+    assert [run.ending for run in runs] == ["steps", "steps", "diverged"]
+    [drawing] = trend_drawings(("masking.delta",), runs)
+    assert "have not ended" in drawing.note
+    assert ">1.0<" not in drawing.svg
+    assert row_of(trend_table(("masking.delta",), runs), "1")["end"] == "diverged"

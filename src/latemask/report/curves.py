@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from latemask.report import plots
-from latemask.report.downstream import Entry, entries
+from latemask.report.downstream import DEGENERATE, SUBSET, Entry, entries
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Drawing, anchor
 
@@ -54,7 +54,9 @@ def _against(task: str, by_run: dict[str, list[Entry]], across: str) -> Drawing 
     note = "The best setting's median over seeds at each checkpoint (MAE-LM Figure 3)." if some.is_finetuned else ""
     if marked:
         note += " The task's data are a subset: not to be set beside published numbers."
-    title = f"{some.title}{' †' if marked else ''} of checkpoints against {OF_WHAT[across]}"
+    if any(DEGENERATE in entry.marks for found in by_run.values() for entry in found):
+        note += f" {DEGENERATE} Some of these fine-tunings failed: see the tables."
+    title = f"{some.title}{f' {SUBSET}' if marked else ''} of checkpoints against {OF_WHAT[across]}"
     figure = plots.lines(series, axis, f"{some.title}, {some.metric}")
     figure.axes[0].set_xlim(left=0)
     return Drawing(f"checkpoints-{anchor(task)}-{across}", title, plots.svg(figure), note.strip())

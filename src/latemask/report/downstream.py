@@ -42,6 +42,12 @@ class Entry:
     """Of ``downstream.grid.summarize``; None for an evaluation without fine-tuning."""
 
     @property
+    def marks(self) -> list[str]:
+        """† and ‡, where they apply."""
+        failed = self.summary is not None and self.summary["degenerate"]
+        return [mark for mark, holds in ((SUBSET, self.subset), (DEGENERATE, failed)) if holds]
+
+    @property
     def is_finetuned(self) -> bool:
         return self.summary is not None
 
@@ -136,7 +142,8 @@ def glue_table(folders: Sequence[RunFolder]) -> Table | None:
     if not tasks:
         return None
     columns = [name for name in GLUE if name in tasks]
-    columns += ["AVG"] if GLUE.keys() & tasks else []
+    has_average = any({entry.task for entry in found} >= GLUE.keys() for found in models.values())
+    columns += ["AVG"] if has_average else []
     columns += list(SQUAD_COLUMNS) if SQUAD.name in tasks else []
     rows: list[tuple[Value, ...]] = []
     for name, found in models.items():
@@ -163,7 +170,7 @@ def _head(column: str, is_marked: bool) -> str:
 def _cell(column: str, by_task: Mapping[str, Entry]) -> str | None:
     if column == "AVG":
         average = glue_average({name: entry.shown for name, entry in by_task.items()})
-        marks = "".join(dict.fromkeys(mark for name in GLUE if name in by_task for mark in _marks(by_task[name])))
+        marks = "".join(dict.fromkeys(mark for name in GLUE if name in by_task for mark in by_task[name].marks))
         return None if average is None else " ".join(filter(None, (f"{average:.1f}", marks)))
     entry = by_task.get(_task(column))
     if entry is None or entry.summary is None:
@@ -174,7 +181,7 @@ def _cell(column: str, by_task: Mapping[str, Entry]) -> str | None:
     else:
         number = "/".join(f"{100 * split[entry.metric]:.1f}" for split in scores.values())
     spread = _spread(entry) if column != "EM" else ""
-    return " ".join(filter(None, (number, spread, "".join(_marks(entry)))))
+    return " ".join(filter(None, (number, spread, "".join(entry.marks))))
 
 
 def _spread(entry: Entry) -> str:
@@ -182,11 +189,6 @@ def _spread(entry: Entry) -> str:
         return ""
     scale = 1 if entry.task == SQUAD.name else 100
     return "..".join(f"{scale * entry.summary['spread'][end]:.1f}" for end in ("min", "max")).join("[]")
-
-
-def _marks(entry: Entry) -> list[str]:
-    failed = entry.summary is not None and entry.summary["degenerate"]
-    return [mark for mark, holds in ((SUBSET, entry.subset), (DEGENERATE, failed)) if holds]
 
 
 def _note(models: Mapping[str, Sequence[Entry]]) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from latemask.downstream.tasks import GLUE, SQUAD, glue_average
 from latemask.report import plots
-from latemask.report.downstream import SUBSET, entries
+from latemask.report.downstream import DEGENERATE, SUBSET, entries
 from latemask.report.folders import RunFolder
 from latemask.report.runs import differing, setting
 from latemask.report.tables import Drawing, Table, Value, anchor
@@ -32,29 +32,40 @@ def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFol
     return found
 
 
-def measures(run: RunFolder) -> dict[str, float]:
+class Measure(NamedTuple):
+    value: float
+    mark: str = ""
+    """‡ where seeds failed."""
+
+
+def measures(run: RunFolder) -> dict[str, Measure]:
     """What a run is worth, each by its name: loss, GLUE's average or its tasks, SQuAD, minimal pairs. Downstream: of
     its newest checkpoint that has the score."""
-    found: dict[str, float] = {}
+    found: dict[str, Measure] = {}
     if run.validation:
-        found[LOSS] = run.validation["loss"]
+        found[LOSS] = Measure(run.validation["loss"])
     newest: dict[str, Any] = {}
     for entry in sorted(entries([run]), key=lambda entry: entry.step or 0):
         newest[entry.task] = entry
     average = glue_average({task: entry.shown for task, entry in newest.items()})
     if average is not None:
-        marked = any(newest[task].subset for task in GLUE)
-        found[f"GLUE average{f' {SUBSET}' if marked else ''}"] = average
+        marks = {mark for task in GLUE for mark in newest[task].marks}
+        found[_marked("GLUE average", marks)] = Measure(average, DEGENERATE if DEGENERATE in marks else "")
     for task, entry in newest.items():
-        mark = f" {SUBSET}" if entry.subset else ""
+        mark = DEGENERATE if DEGENERATE in entry.marks else ""
         if task == SQUAD.name and entry.summary is not None:
-            found[f"SQuAD 2.0 EM{mark}"] = next(iter(entry.summary["scores"].values()))["exact"]
+            exact = next(iter(entry.summary["scores"].values()))["exact"]
+            found[_marked("SQuAD 2.0 EM", entry.marks)] = Measure(exact, mark)
         elif average is None or task not in GLUE:
-            found[f"{entry.title}{mark}"] = entry.shown
+            found[_marked(entry.title, entry.marks)] = Measure(entry.shown, mark)
     return found
 
 
-def _comparable(run: RunFolder) -> dict[str, float]:
+def _marked(name: str, marks: Collection[str]) -> str:
+    return f"{name} {SUBSET}" if SUBSET in marks else name
+
+
+def _comparable(run: RunFolder) -> dict[str, Measure]:
     """The measures without the loss of a run that has not ended: it would be one of fewer steps."""
     return {name: value for name, value in measures(run).items() if run.has_ended or name != LOSS}
 
@@ -80,7 +91,9 @@ def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Dra
             if name in found:
                 series = ", ".join(f"{other} {setting(run, other)}" for other in others)
                 x = float(value) if are_numbers else categories.index(text)
-                points.setdefault(series, {}).setdefault(x, []).append(found[name])
+                points.setdefault(series, {}).setdefault(x, []).append(found[name].value)
+        if len({x for at in points.values() for x in at}) < 2:
+            continue
         medians = {series: [(x, statistics.median(ys)) for x, ys in at.items()] for series, at in points.items()}
         is_loss = name == LOSS
         up = f"{name}, nats per masked token" if is_loss else name
@@ -91,11 +104,13 @@ def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Dra
             note = f"{SUBSET} On subsets of the data: not to be set beside published numbers."
         if is_loss and not all(run.has_ended for run in runs):
             note = f"{note} Without the runs that have not ended.".strip()
+        if any(name in found and found[name].mark for found in measured):
+            note = f"{note} {DEGENERATE} Some of these fine-tunings failed: see the tables.".strip()
         if any(len(ys) > 1 for at in points.values() for ys in at.values()):
             note = f"{note} Medians over runs of the same settings.".strip()
-        figure = plots.trend(medians, first, up, None if are_numbers else categories)
-        drawings.append(Drawing(f"trend-{anchor(first)}-{anchor(name)}", f"{name} against {first}", plots.svg(figure),
-                                note))  # fmt: skip
+        title = f"{name[0].upper()}{name[1:]} against {first}"
+        drawn = plots.svg(plots.trend(medians, first, up, None if are_numbers else categories))
+        drawings.append(Drawing(f"trend-{anchor(first)}-{anchor(name)}", title, drawn, note))
     return drawings
 
 
@@ -109,7 +124,8 @@ def trend_table(fields: Sequence[str], runs: Sequence[RunFolder]) -> Table:
     return Table(f"Sweep over {' and '.join(fields)}", (*fields, "steps", *names, "end"), rows)
 
 
-def _measure(name: str, found: Mapping[str, float]) -> Value:
+def _measure(name: str, found: Mapping[str, Measure]) -> Value:
     if name not in found:
         return None
-    return f"{found[name]:.4f}" if name == LOSS else f"{found[name]:.1f}"
+    value, mark = found[name]
+    return f"{value:.4f}" if name == LOSS else f"{value:.1f} {mark}".rstrip()
