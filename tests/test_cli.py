@@ -124,7 +124,7 @@ def test_help_of_a_recipe_shows_its_numbers_and_the_docstrings(capsys):
     assert "--masking.rate FLOAT Share of a row's tokens that is masked" in text
     assert "(default: 0.5)" in text
     assert "(default: decoder:0.0:1.0)" in text
-    assert "--training.batch-rows INT Rows per update, over all processes. (default: 256)" in text
+    assert "--training.batch-rows INT Rows per update, over all processes. (default: 128)" in text
 
 
 def test_positional_fields_and_switches():

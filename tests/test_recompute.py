@@ -6,8 +6,11 @@ import pytest
 import torch
 
 from latemask.model.pretrainer import Pretrainer
+from latemask.model.stack import Stack
+from latemask.training import loop
 from latemask.training.micro import recompute_blocks
 from samples import batch_of, small
+from training_support import tiny_run, write_store
 
 
 def trained_once(model: Pretrainer, batch) -> tuple[torch.Tensor, list[torch.Tensor], int]:
@@ -38,3 +41,14 @@ def test_recomputing_changes_no_bit(system):
     assert torch.equal(loss, again)
     assert all(torch.equal(a, b) for a, b in zip(gradients, gradients_again, strict=True))
     assert kept_again < kept
+
+
+def test_a_run_recomputes_where_it_is_told_to(tmp_path, monkeypatch):
+    data = write_store(tmp_path / "data")
+    assembled, assemble = [], loop._assemble
+    monkeypatch.setattr(loop, "_assemble", lambda *a: assembled.append(assemble(*a)) or assembled[-1])
+    for recompute in (False, True):
+        loop.pretrain(tiny_run(recompute=recompute, steps=1), data, tmp_path / str(recompute))
+        stacks = [module for module in assembled[-1].model.modules() if isinstance(module, Stack)]
+        assert stacks
+        assert all(stack.recomputes is recompute for stack in stacks)

@@ -231,6 +231,21 @@ def test_a_broken_checkpoint_is_passed_over_named_and_made_again(
     assert_same_bits(out / LAST, tmp_path / "whole" / LAST)
 
 
+def test_rows_at_once_are_remembered_because_dropout_depends_on_them(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another amount of free memory would find another number."""
+    run = tiny_run(micro_rows=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "find_micro_rows", lambda *_: 2)
+        pretrain(run, data, tmp_path / "whole")
+        stop_in_batch(patch, 2)
+        pretrain(run, data, tmp_path / "parts")
+    monkeypatch.setattr(loop, "find_micro_rows", lambda *_: 3)
+    pretrain(None, None, tmp_path / "parts", resume="always")
+    assert_same_bits(tmp_path / "parts" / LAST, tmp_path / "whole" / LAST)
+
+
 def test_start_or_resume_in_one_call(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same call starts, goes on, and finds the work done."""
     run, out = tiny_run(), tmp_path / "run"

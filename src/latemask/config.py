@@ -277,6 +277,8 @@ class Training(_Typed):
     """Largest gradient norm; None: no clipping."""
     max_skips: int = 20
     """This many non-finite updates in a row stop the run."""
+    recompute: bool = False
+    """Whether blocks are computed again in the backward pass: a third more FLOPs, far less memory, the same bits."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 on GPUs that have it, fp32 elsewhere."""
     compile: Literal["auto", "on", "off"] = "auto"

@@ -100,7 +100,9 @@ def lay_out(
     place = torch.arange(row_tokens, device=ids.device)
     keys = (epoch[:, None], row[:, None])
 
-    ordinary = ~torch.isin(ids, torch.tensor(specials.ids, device=ids.device))
+    ordinary = torch.ones_like(ids, dtype=torch.bool)
+    for special in specials.ids:
+        ordinary &= ids != special
     if not ids.is_cuda:
         short = (ordinary.sum(1) < masked_tokens).nonzero()
         if len(short):

@@ -55,7 +55,8 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
     if validated := [line for line in lines if line.get("kind") == "validation"]:
         last = validated[-1]
         about = f"masking rate {last['rate']:g}, step {last['step']:,}"
-        rows.append(("validation loss", f"{last['loss']:.4f} nats per masked token ({about})"))
+        loss = "not finite" if last["loss"] is None else f"{last['loss']:.4f} nats per masked token"
+        rows.append(("validation loss", f"{loss} ({about})"))
     return rows
 
 

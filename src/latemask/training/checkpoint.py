@@ -50,6 +50,10 @@ class State:
     """Of the updates since the journal's last line of training."""
     loss_steps: int = 0
     """How many they are."""
+    micro_rows: int = 0
+    """Rows in a forward pass, which dropout depends on."""
+    processes: int = 0
+    """How many trained together."""
     data: str = ""
     """Folder of the prepared data."""
     data_fingerprint: str = ""

@@ -16,10 +16,10 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +38,7 @@ from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
 from latemask.training.distributed import World, averaging, dismantle, joined_world
 from latemask.training.guards import disk_full_is_refused, locked, signals
-from latemask.training.micro import compile_blocks, find_micro_rows, out_of_memory_is_refused
+from latemask.training.micro import compile_blocks, find_micro_rows, out_of_memory_is_refused, recompute_blocks
 from latemask.training.optimizer import Verdict, load_optimizer_tensors, make_optimizer, optimizer_tensors, update
 from latemask.training.schedules import learning_rate, share_of_updates
 from latemask.training.validation import Validation
@@ -48,6 +48,9 @@ PREEMPTED = 75
 """Exit status of the command after SIGTERM: the run was saved and wants to be resumed."""
 
 A_RUN = "a run already"
+
+PACKAGES = ("latemask", "torch", "numpy", "tokenizers")
+"""Whose versions the journal names."""
 
 Reason = Literal["steps", "seconds", "signal"]
 
@@ -103,7 +106,7 @@ def pretrain(
         run = _fitted(run, store)
         torch.manual_seed(run.training.seed)
         state = State(data=str(Path(data).resolve()), data_fingerprint=_fingerprint(store))
-        parts = _assemble(run, store, Pretrainer(run), {}, world)
+        parts = _assemble(run, store, Pretrainer(run), {}, None, world)
         if world.leads:
             checkpoint.sweep(out)
             for step in checkpoint.steps(out):
@@ -132,7 +135,8 @@ def _resumed(
                 raise Refusal(name, str(now), wanted)
         saved = dataclasses.replace(saved, training=run.training)
     model = checkpoint.read_pretrainer(step)
-    parts = _assemble(saved, store, model, checkpoint.read_optimizer(step), world)
+    micro_rows = state.micro_rows if state.processes == world.size else None
+    parts = _assemble(saved, store, model, checkpoint.read_optimizer(step), micro_rows, world)
     return _train(parts, state, out, world, is_resumed=True, trackers=trackers)
 
 
@@ -177,8 +181,14 @@ class _Parts:
 
 
 def _assemble(
-    run: Run, store: TokenStore, model: Pretrainer, optimizer_state: dict[str, Tensor], world: World
+    run: Run,
+    store: TokenStore,
+    model: Pretrainer,
+    optimizer_state: dict[str, Tensor],
+    micro_rows: int | None,
+    world: World,
 ) -> _Parts:
+    """``micro_rows``: the checkpoint's, where as many processes go on with it; a number in the settings comes first."""
     settings, device = run.training, world.device
     if settings.batch_rows < world.size:
         raise Refusal(
@@ -191,7 +201,10 @@ def _assemble(
     first_row, last_row = world.share(settings.batch_rows)
     precision = _autocast(settings.precision, device)
     mine = last_row - first_row
-    micro_rows = min(settings.micro_rows or find_micro_rows(model, batches, mine, precision), mine)
+    if settings.recompute:
+        recompute_blocks(model)
+    micro_rows = settings.micro_rows or micro_rows or find_micro_rows(model, batches, mine, precision)
+    micro_rows = min(micro_rows, mine)
     is_compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
     if is_compiled:
         compile_blocks(model)
@@ -252,7 +265,8 @@ def _train(
             folder = out / checkpoint.step_name(state.updates)
             with watch.paused():
                 if world.leads and state != saved:
-                    now = dataclasses.replace(state, seconds=watch.seconds, loss_sum=float(loss_sum))
+                    now = dataclasses.replace(state, seconds=watch.seconds, loss_sum=float(loss_sum),
+                                              micro_rows=parts.micro_rows, processes=world.size)  # fmt: skip
                     with disk_full_is_refused(folder):
                         tensors = optimizer_tensors(model, parts.optimizer)
                         checkpoint.write(out, run, now, model, tensors, tokenizer)
@@ -401,7 +415,7 @@ def _facts(parts: _Parts, world: World, plain_flops: float, executed_flops: floa
     return {
         "card": _device_name(world.device),
         "world": world.size,
-        "versions": {"torch": torch.__version__, "numpy": np.__version__, "python": sys.version.split()[0]},
+        "versions": {"python": sys.version.split()[0]} | {name: version(name) for name in PACKAGES},
         "micro_rows": parts.micro_rows,
         "rows": parts.rows.count,
         "refused_rows": len(parts.rows.refused),
