@@ -256,6 +256,15 @@ def test_a_row_with_too_few_ordinary_tokens_is_refused_with_its_number():
                 row=torch.tensor([7, 8]))  # fmt: skip
 
 
+def test_an_id_outside_the_vocabulary_is_refused_with_its_row():
+    stream = prose(SHAPE)
+    stream.tokens[3 * 31 + 5] = 90
+    rows = Rows(stream, SHAPE, MASKED, "data/en")
+    assert rows.ids(np.array([2, 4])).shape == (2, 32)
+    with pytest.raises(Refusal, match="data/en, row 3: found id 90; wanted ids below 90"):
+        rows.ids(np.array([2, 3]))
+
+
 def test_document_numbers_count_the_ends_before_a_token():
     rows = Rows(stream_of([5, 1, 40, 16], SHAPE), SHAPE, MASKED)
     batch = rows.batch(np.array([0, 1]), MASKING, 0, np.zeros(2, int))

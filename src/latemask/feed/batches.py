@@ -52,7 +52,7 @@ class Rows:
     """
 
     def __init__(self, stream: Stream, shape: Shape, masked_tokens: int, where: str = "data"):
-        self.stream, self.shape = stream, shape
+        self.stream, self.shape, self.where = stream, shape, where
         self.stride = shape.row_tokens - 1
         total = len(stream.tokens) // self.stride
         self.dropped_tokens = len(stream.tokens) - total * self.stride
@@ -82,10 +82,17 @@ class Rows:
         return index + np.searchsorted(gaps, index, side="right")
 
     def ids(self, rows: np.ndarray) -> np.ndarray:
-        """Token ids [B, N] int64 of these rows, each beginning with ``<s>``."""
-        where = rows[:, None] * self.stride + np.arange(self.stride)
+        """Token ids [B, N] int64 of these rows, each beginning with ``<s>``.
+
+        Raises ``Refusal`` for an id outside the vocabulary: the file has changed since it was written.
+        """
+        tokens = self.stream.tokens[rows[:, None] * self.stride + np.arange(self.stride)]
+        if tokens.max(initial=0) >= self.shape.vocabulary:
+            row = rows[(tokens >= self.shape.vocabulary).any(1)][0]
+            raise Refusal(f"{self.where}, row {row}", f"id {tokens.max()}", f"ids below {self.shape.vocabulary}",
+                          "The file was damaged: prepare the text again")  # fmt: skip
         begin = np.full((len(rows), 1), self.shape.specials.bos, np.int64)
-        return np.concatenate([begin, self.stream.tokens[where].astype(np.int64)], axis=1)
+        return np.concatenate([begin, tokens.astype(np.int64)], axis=1)
 
     def sources(self, rows: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """Index of the source of the tokens at ``positions`` [B, P] (from 1; 0 is ``<s>``) of these rows."""
