@@ -183,9 +183,9 @@ class Memory:
 def memory(run: Run, micro_rows: int, *, bytes_per_number: int = 2) -> Memory:
     """The estimate for ``micro_rows`` rows; ``bytes_per_number`` of activations: 2 under bf16 autocast, 4 in fp32.
 
-    Each linear layer keeps its input, attention its queries, keys, values and output, GELU its input, LayerNorm its
-    fp32 input, dropout a byte mask. At the head's peak three fp32 numbers stand for each logit: the log-probability,
-    its gradient and the logit's.
+    Each linear layer keeps its input, attention its queries, keys, values and output, GELU and LayerNorm their inputs.
+    In fp32 dropout keeps a byte mask, and at the head's peak three numbers stand for each logit: the log-probability,
+    its gradient and the logit's. Under bf16 the kernels keep no mask and one number for each logit.
     """
     shape, decoder, predicted = run.shape, run.decoder, _predicted(run)
     size = bytes_per_number
@@ -196,7 +196,7 @@ def memory(run: Run, micro_rows: int, *, bytes_per_number: int = 2) -> Memory:
         width = decoder.width
         row += sum(_block_bytes(decoder.sublayers, width, decoder.feedforward, shape.width, size, decoder.dropout > 0,
                                 tokens) for tokens in decoder_tokens(run, executed=True))  # fmt: skip
-    row += predicted * ((3 * size + 4) * width + 12 * shape.padded_vocabulary)
+    row += predicted * (4 * size * width + (12 if size == 4 else size) * shape.padded_vocabulary)
     state = parameters(run).total * (16 + (size if size < 4 else 0))
     return Memory(state, row * micro_rows, row)
 
@@ -211,7 +211,7 @@ def _block_bytes(
     tokens: BlockTokens,
 ) -> int:
     queries, keys, memory = tokens
-    after = (4 + drops) * queries * width
+    after = (size + (drops and size == 4)) * queries * width
     kept = queries * size * (width + 2 * inner) + after
     if "self" in sublayers:
         kept += size * width * (3 * keys + 2 * queries) + after
