@@ -130,7 +130,7 @@ def test_the_card_has_the_run_s_numbers_and_no_license(encoder):
 def test_names_of_weights_carry_no_wrapper_and_files_no_pickle(encoder, filler):
     for folder in (encoder, filler):
         assert not [name for name in keys(folder) if "_orig_mod" in name or "module." in name]
-        assert {path.suffix for path in folder.iterdir()} <= {".json", ".safetensors", ".md", ".py"}
+        assert {path.suffix for path in folder.rglob("*") if path.is_file()} <= {".json", ".safetensors", ".md", ".py"}
         assert [path.name for path in folder.parent.iterdir() if path.name.startswith(".")] == []
 
 

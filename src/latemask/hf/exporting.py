@@ -23,6 +23,7 @@ from latemask.hf.card import card
 from latemask.hf.filling import ties_spaces
 from latemask.hf.loading import Source
 from latemask.hf.options import Kind
+from latemask.hf.sentence import write_sentence
 from latemask.hf.verification import Verified, verify
 from latemask.model.masked_model import MaskedModel
 from latemask.model.pretrainer import Pretrainer
@@ -46,7 +47,8 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
 
     ``kind`` "encoder": ``RobertaModel``, ``MPNetModel`` or, where neither computes this encoder, ``LatemaskModel`` with
     its code beside the weights. "masked-lm": the same with what fills masks, ``RobertaForMaskedLM`` or
-    ``MPNetForMaskedLM`` for plain MLM, else ``LatemaskForMaskedLM``.
+    ``MPNetForMaskedLM`` for plain MLM, else ``LatemaskForMaskedLM``. An encoder's folder is one for
+    sentence-transformers too, which gives the vectors of ``latemask.encode``.
 
     Raises ``Refusal``, and leaves nothing under ``out``, where the verification fails, where a run that rewrites rows
     is to fill masks, and where ``out`` exists (with ``overwrite``: where it is not an export).
@@ -69,11 +71,13 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
     with written_aside(out) as aside:
         _write_model(aside, pretrainer, family, fills_masks)
         _write_tokenizer(aside, tokenizer, run, fills_masks)
+        if not fills_masks:
+            write_sentence(aside, run.shape)
         has_code = family == "latemask"
         verified = verify(aside, model, tokenizer, trusts_code=has_code)
         text = card(step, run, verified, tokenizer.special_names, fills_masks=fills_masks, has_code=has_code)
         (aside / CARD).write_text(text, encoding="utf-8")
-        for path in aside.iterdir():
+        for path in filter(Path.is_file, aside.rglob("*")):
             path.chmod(0o644)
             with path.open("rb") as file:
                 os.fsync(file.fileno())
