@@ -45,8 +45,8 @@ def test_recomputing_changes_no_bit(system):
 
 def test_a_run_recomputes_where_it_is_told_to(tmp_path, monkeypatch):
     data = write_store(tmp_path / "data")
-    assembled, assemble = [], loop._assemble
-    monkeypatch.setattr(loop, "_assemble", lambda *a: assembled.append(assemble(*a)) or assembled[-1])
+    assembled, assemble = [], loop.assemble
+    monkeypatch.setattr(loop, "assemble", lambda *a: assembled.append(assemble(*a)) or assembled[-1])
     for recompute in (False, True):
         loop.pretrain(tiny_run(recompute=recompute, steps=1), data, tmp_path / str(recompute))
         stacks = [module for module in assembled[-1].model.modules() if isinstance(module, Stack)]

@@ -237,11 +237,11 @@ def test_rows_at_once_are_remembered_because_dropout_depends_on_them(
     """Another amount of free memory would find another number."""
     run = tiny_run(micro_rows=None)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "find_micro_rows", lambda *_: 2)
+        patch.setattr("latemask.training.parts.find_micro_rows", lambda *_: 2)
         pretrain(run, data, tmp_path / "whole")
         stop_in_batch(patch, 2)
         pretrain(run, data, tmp_path / "parts")
-    monkeypatch.setattr(loop, "find_micro_rows", lambda *_: 3)
+    monkeypatch.setattr("latemask.training.parts.find_micro_rows", lambda *_: 3)
     pretrain(None, None, tmp_path / "parts", resume="always")
     assert_same_bits(tmp_path / "parts" / LAST, tmp_path / "whole" / LAST)
 

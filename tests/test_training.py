@@ -34,6 +34,7 @@ from latemask.training.distributed import World
 from latemask.training.loop import pretrain
 from latemask.training.micro import _divisor, find_micro_rows, out_of_memory_is_refused
 from latemask.training.optimizer import make_optimizer, update
+from latemask.training.parts import Parts, assemble, autocast
 from latemask.training.schedules import learning_rate, share_of_updates
 from latemask.training.validation import Validation
 from training_support import (
@@ -57,9 +58,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_store(tmp_path_factory.mktemp("prepared") / "data")
 
 
-def assembled(run: Run, data: Path) -> loop._Parts:
+def assembled(run: Run, data: Path) -> Parts:
     torch.manual_seed(run.training.seed)
-    return loop._assemble(run, open_store(data), Pretrainer(run), {}, ALONE)
+    return assemble(run, open_store(data), Pretrainer(run), {}, None, ALONE)
 
 
 # The schedule
@@ -162,7 +163,7 @@ def test_compiling_takes_no_time_from_the_schedule(data: Path, tmp_path: Path, m
         return accumulate(*given)
 
     monkeypatch.setattr(watch, "time", SimpleNamespace(perf_counter=lambda: now.seconds))
-    monkeypatch.setattr(loop, "compile_blocks", lambda model: None)
+    monkeypatch.setattr("latemask.training.parts.compile_blocks", lambda model: None)
     monkeypatch.setattr(loop, "_accumulate", timed)
     clocked = {"steps": 10**6, "max_seconds": 10, "warmup_share": 0.5, "log_every": 1, "validate_every": 0}
     outcome = pretrain(tiny_run(compile="on", **clocked), data, tmp_path / "compiled")
@@ -464,7 +465,7 @@ def test_a_gpu_that_only_emulates_bf16_trains_in_fp32(monkeypatch: pytest.Monkey
     for has_bf16 in (False, True):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True, has=has_bf16: (
             has or including_emulation))  # fmt: skip
-        assert (loop._autocast("auto", torch.device("cuda")) is not nullcontext) == has_bf16
+        assert (autocast("auto", torch.device("cuda")) is not nullcontext) == has_bf16
 
 
 def test_bf16_on_a_cpu_trains_close_to_fp32(data: Path, tmp_path: Path) -> None:

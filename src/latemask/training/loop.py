@@ -10,47 +10,40 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import resource
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from latemask.batch import Batch
 from latemask.cards import card_of_device
 from latemask.config import Run, replace
-from latemask.console import warn
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
-from latemask.feed.batches import Rows, TrainingBatches
 from latemask.feed.masking import DROPOUT, noise
 from latemask.feed.prefetch import Prefetch
 from latemask.model.pretrainer import Pretrainer
 from latemask.text.store import TokenStore, open_store
 from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
-from latemask.training.distributed import World, averaging, dismantle, joined_world
+from latemask.training.distributed import World, dismantle, joined_world
 from latemask.training.guards import disk_full_is_refused, locked, signals
-from latemask.training.micro import compile_blocks, find_micro_rows, out_of_memory_is_refused, recompute_blocks
-from latemask.training.optimizer import Verdict, load_optimizer_tensors, make_optimizer, optimizer_tensors, update
+from latemask.training.micro import out_of_memory_is_refused
+from latemask.training.optimizer import Verdict, optimizer_tensors, update
+from latemask.training.parts import Parts, assemble, device_name, facts, memory_bytes
 from latemask.training.schedules import learning_rate, share_of_updates
-from latemask.training.validation import Validation
 from latemask.training.watch import Display, Stopwatch
 
 PREEMPTED = 75
 """Exit status of the command after SIGTERM: the run was saved and wants to be resumed."""
 
 A_RUN = "a run already"
-
-PACKAGES = ("latemask", "torch", "numpy", "tokenizers")
-"""Whose versions the journal names."""
 
 Reason = Literal["steps", "seconds", "signal"]
 
@@ -106,7 +99,7 @@ def pretrain(
         run = _fitted(run, store)
         torch.manual_seed(run.training.seed)
         state = State(data=str(Path(data).resolve()), data_fingerprint=_fingerprint(store))
-        parts = _assemble(run, store, Pretrainer(run), {}, None, world)
+        parts = assemble(run, store, Pretrainer(run), {}, None, world)
         if world.leads:
             checkpoint.sweep(out)
             for step in checkpoint.steps(out):
@@ -136,7 +129,7 @@ def _resumed(
         saved = dataclasses.replace(saved, training=run.training)
     model = checkpoint.read_pretrainer(step)
     micro_rows = state.micro_rows if state.processes == world.size else None
-    parts = _assemble(saved, store, model, checkpoint.read_optimizer(step), micro_rows, world)
+    parts = assemble(saved, store, model, checkpoint.read_optimizer(step), micro_rows, world)
     return _train(parts, state, out, world, is_resumed=True, trackers=trackers)
 
 
@@ -159,78 +152,14 @@ def _occupied(out: Path) -> str:
     return f"other files ({', '.join(others[:5])})" if others else ""
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """What a run is made of on this process."""
-
-    run: Run
-    store: TokenStore
-    rows: Rows
-    batches: TrainingBatches
-    validation: Validation | None
-    model: Pretrainer
-    trained: nn.Module
-    """The model, or its DistributedDataParallel."""
-    optimizer: torch.optim.AdamW
-    precision: Callable[[], Any]
-    is_compiled: bool
-    micro_rows: int
-    first_row: int
-    last_row: int
-    total_steps: int
-
-
-def _assemble(
-    run: Run,
-    store: TokenStore,
-    model: Pretrainer,
-    optimizer_state: dict[str, Tensor],
-    micro_rows: int | None,
-    world: World,
-) -> _Parts:
-    """``micro_rows``: the checkpoint's, where as many processes go on with it; a number in the settings comes first."""
-    settings, device = run.training, world.device
-    if settings.batch_rows < world.size:
-        raise Refusal(
-            "training.batch_rows", str(settings.batch_rows), f"a row for each of {world.size} processes or more"
-        )
-    model = model.to(device).train()
-    rows = Rows(store.train, run.shape, run.masked_tokens, f"{store.folder} (train)")
-    seed = settings.seed if settings.data_seed is None else settings.data_seed
-    batches = TrainingBatches(rows, run.masking, settings.batch_rows, seed)
-    first_row, last_row = world.share(settings.batch_rows)
-    precision = _autocast(settings.precision, device)
-    mine = last_row - first_row
-    if settings.recompute:
-        recompute_blocks(model)
-    micro_rows = settings.micro_rows or micro_rows or find_micro_rows(model, batches, mine, precision)
-    micro_rows = min(micro_rows, mine)
-    is_compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
-    if is_compiled:
-        compile_blocks(model)
-    held_out, a_row = len(store.valid.tokens), run.shape.row_tokens - 1
-    can_validate = settings.validate_every > 0 and held_out >= a_row
-    if settings.validate_every > 0 and not can_validate and world.leads:
-        warn(f"no validation: {store.folder} holds out {held_out:,} tokens, one row takes {a_row:,}")
-    optimizer = make_optimizer(model, settings)
-    load_optimizer_tensors(model, optimizer, optimizer_state)
-    steps = settings.steps
-    if settings.max_tokens is not None:
-        steps = min(steps, max(1, settings.max_tokens // (settings.batch_rows * run.shape.row_tokens)))
-    validation = Validation(run, store) if can_validate else None
-    trained = averaging(model, world)
-    return _Parts(run, store, rows, batches, validation, model, trained, optimizer, precision, is_compiled, micro_rows,
-                  first_row, last_row, steps)  # fmt: skip
-
-
 def _train(
-    parts: _Parts, state: State, out: Path, world: World, *, is_resumed: bool, trackers: Sequence[journal.Tracker]
+    parts: Parts, state: State, out: Path, world: World, *, is_resumed: bool, trackers: Sequence[journal.Tracker]
 ) -> Outcome:
     run, settings, model, batches = parts.run, parts.run.training, parts.model, parts.batches
     batch_tokens = settings.batch_rows * run.shape.row_tokens
     watch, verdict = Stopwatch(state.seconds), Verdict(world.device)
     plain_flops, executed_flops = flops_per_token(run)
-    card = card_of_device(_device_name(world.device))
+    card = card_of_device(device_name(world.device))
     tokenizer = (parts.store.folder / "tokenizer.json").read_bytes()
     validation_loss: float | None = None
     saved = state if is_resumed else None
@@ -291,7 +220,7 @@ def _train(
                 tokens_per_second=speed,
                 flops_per_second=speed * executed_flops,
                 mfu=speed * plain_flops / (card.peak * world.size) if card else None,
-                memory_bytes=_memory(world.device),
+                memory_bytes=memory_bytes(world.device),
             )
             loss_sum.zero_()
             state = dataclasses.replace(state, loss_steps=0)
@@ -331,11 +260,11 @@ def _train(
                 raise Diverged(f"{out}: step {state.updates}", found, "a finite loss and gradient", do)
             return False
 
-        facts = _facts(parts, world, plain_flops, executed_flops)
+        told = facts(parts, world, plain_flops, executed_flops)
         if is_resumed:
-            note("resume", **facts)
+            note("resume", **told)
         else:
-            note("start", run=json.loads(run.to_json()), **facts)
+            note("start", run=json.loads(run.to_json()), **told)
             validate(is_saved=True)
             save()
 
@@ -382,7 +311,7 @@ def _train(
     return Outcome(last, reason, validation_loss)
 
 
-def _accumulate(parts: _Parts, micro_batches: list[Batch], index: int, world: World) -> Tensor:
+def _accumulate(parts: Parts, micro_batches: list[Batch], index: int, world: World) -> Tensor:
     """Forward and backward of this process's rows of batch ``index``; returns the mean loss of the whole batch.
 
     Each micro-batch weighs by its rows, so any split gives the gradient of the whole batch's mean.
@@ -402,32 +331,6 @@ def _accumulate(parts: _Parts, micro_batches: list[Batch], index: int, world: Wo
     return world.total(total)
 
 
-def _autocast(precision: str, device: torch.device) -> Callable[[], Any]:
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if precision == "bf16" and device.type == "mps":
-        raise Refusal("training.precision", "bf16 on an Apple GPU", "fp32 or auto")
-    if precision == "bf16" or (precision == "auto" and has_bf16):
-        return lambda: torch.autocast(device.type, torch.bfloat16)
-    return nullcontext
-
-
-def _facts(parts: _Parts, world: World, plain_flops: float, executed_flops: float) -> dict[str, Any]:
-    return {
-        "card": _device_name(world.device),
-        "world": world.size,
-        "versions": {"python": sys.version.split()[0]} | {name: version(name) for name in PACKAGES},
-        "micro_rows": parts.micro_rows,
-        "rows": parts.rows.count,
-        "refused_rows": len(parts.rows.refused),
-        "dropped_tokens": parts.rows.dropped_tokens,
-        "masked_tokens": parts.run.masked_tokens,
-        "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
-        "encoder_parameters": sum(parameter.numel() for parameter in parts.model.encoder.parameters()),
-        "flops_per_token": executed_flops,
-        "plain_flops_per_token": plain_flops,
-    }
-
-
 def _fitted(run: Run, store: TokenStore) -> Run:
     """The run with the vocabulary and special ids of its data."""
     return replace(run, {"shape.vocabulary": store.vocabulary, "shape.specials": store.specials})
@@ -441,13 +344,3 @@ def _order(run: Run) -> tuple[int, int]:
 
 def _fingerprint(store: TokenStore) -> str:
     return f"{store.tokenizer_fingerprint}:{len(store.train.tokens)}:{len(store.train.starts) - 1}"
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def _memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

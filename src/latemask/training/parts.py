@@ -1,0 +1,128 @@
+"""What a run is made of on this process: built once from the Run and its data, then only used."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from latemask.config import Run
+from latemask.console import warn
+from latemask.errors import Refusal
+from latemask.feed.batches import Rows, TrainingBatches
+from latemask.model.pretrainer import Pretrainer
+from latemask.text.store import TokenStore
+from latemask.training.distributed import World, averaging
+from latemask.training.micro import compile_blocks, find_micro_rows, recompute_blocks
+from latemask.training.optimizer import load_optimizer_tensors, make_optimizer
+from latemask.training.validation import Validation
+
+PACKAGES = ("latemask", "torch", "numpy", "tokenizers")
+"""Whose versions the journal names."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a run is made of on this process."""
+
+    run: Run
+    store: TokenStore
+    rows: Rows
+    batches: TrainingBatches
+    validation: Validation | None
+    model: Pretrainer
+    trained: nn.Module
+    """The model, or its DistributedDataParallel."""
+    optimizer: torch.optim.AdamW
+    precision: Callable[[], Any]
+    is_compiled: bool
+    micro_rows: int
+    first_row: int
+    last_row: int
+    total_steps: int
+
+
+def assemble(
+    run: Run,
+    store: TokenStore,
+    model: Pretrainer,
+    optimizer_state: dict[str, Tensor],
+    micro_rows: int | None,
+    world: World,
+) -> Parts:
+    """``micro_rows``: the checkpoint's, where as many processes go on with it; a number in the settings comes first."""
+    settings, device = run.training, world.device
+    if settings.batch_rows < world.size:
+        raise Refusal(
+            "training.batch_rows", str(settings.batch_rows), f"a row for each of {world.size} processes or more"
+        )
+    model = model.to(device).train()
+    rows = Rows(store.train, run.shape, run.masked_tokens, f"{store.folder} (train)")
+    seed = settings.seed if settings.data_seed is None else settings.data_seed
+    batches = TrainingBatches(rows, run.masking, settings.batch_rows, seed)
+    first_row, last_row = world.share(settings.batch_rows)
+    precision = autocast(settings.precision, device)
+    mine = last_row - first_row
+    if settings.recompute:
+        recompute_blocks(model)
+    micro_rows = settings.micro_rows or micro_rows or find_micro_rows(model, batches, mine, precision)
+    micro_rows = min(micro_rows, mine)
+    is_compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
+    if is_compiled:
+        compile_blocks(model)
+    held_out, a_row = len(store.valid.tokens), run.shape.row_tokens - 1
+    can_validate = settings.validate_every > 0 and held_out >= a_row
+    if settings.validate_every > 0 and not can_validate and world.leads:
+        warn(f"no validation: {store.folder} holds out {held_out:,} tokens, one row takes {a_row:,}")
+    optimizer = make_optimizer(model, settings)
+    load_optimizer_tensors(model, optimizer, optimizer_state)
+    steps = settings.steps
+    if settings.max_tokens is not None:
+        steps = min(steps, max(1, settings.max_tokens // (settings.batch_rows * run.shape.row_tokens)))
+    validation = Validation(run, store) if can_validate else None
+    trained = averaging(model, world)
+    return Parts(run, store, rows, batches, validation, model, trained, optimizer, precision, is_compiled, micro_rows,
+                  first_row, last_row, steps)  # fmt: skip
+
+
+def facts(parts: Parts, world: World, plain_flops: float, executed_flops: float) -> dict[str, Any]:
+    return {
+        "card": device_name(world.device),
+        "world": world.size,
+        "versions": {"python": sys.version.split()[0]} | {name: version(name) for name in PACKAGES},
+        "micro_rows": parts.micro_rows,
+        "rows": parts.rows.count,
+        "refused_rows": len(parts.rows.refused),
+        "dropped_tokens": parts.rows.dropped_tokens,
+        "masked_tokens": parts.run.masked_tokens,
+        "parameters": sum(parameter.numel() for parameter in parts.model.parameters()),
+        "encoder_parameters": sum(parameter.numel() for parameter in parts.model.encoder.parameters()),
+        "flops_per_token": executed_flops,
+        "plain_flops_per_token": plain_flops,
+    }
+
+
+def autocast(precision: str, device: torch.device) -> Callable[[], Any]:
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if precision == "bf16" and device.type == "mps":
+        raise Refusal("training.precision", "bf16 on an Apple GPU", "fp32 or auto")
+    if precision == "bf16" or (precision == "auto" and has_bf16):
+        return lambda: torch.autocast(device.type, torch.bfloat16)
+    return nullcontext
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def memory_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
