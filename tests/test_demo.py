@@ -11,6 +11,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from latemask import demo
 from latemask.errors import Refusal
@@ -74,6 +75,8 @@ def test_the_export_is_used_and_the_next_command_printed(made):
     found = json.loads((out / "demo.json").read_text())
     assert (out / "encoder" / "model.safetensors").is_file()
     assert "AutoModel reads a" in printed
+    for text in demo.find_corpus().masked:
+        assert text in printed
     for one in found["neighbours"]:
         assert one["query"] in printed
         cosines = [near["cosine"] for near in one["nearest"]]
@@ -85,6 +88,18 @@ def test_the_export_is_used_and_the_next_command_printed(made):
     page = (out / "demo.html").read_text()
     assert "<svg" in page
     assert "word frequencies alone" in page
+
+
+def test_whitening_makes_every_direction_count_alike():
+    torch.manual_seed(0)
+    vectors = torch.randn(400, 6) @ torch.diag(torch.tensor([100.0, 10, 1, 1, 0.1, 0.1])) + 5
+    white = demo.whitened(vectors, 0)
+    assert torch.allclose(white.norm(dim=1), torch.ones(400))
+    energy = torch.linalg.svdvals(white)
+    assert energy.max() / energy.min() < 1.3
+    moved = vectors.clone()
+    moved[0] += 1000
+    assert torch.allclose(demo.whitened(moved, 1)[1:], demo.whitened(vectors[1:], 0), atol=1e-4)
 
 
 def test_steps_follow_from_the_time_that_is_given(made):

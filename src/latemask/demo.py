@@ -26,6 +26,8 @@ from latemask.recipes import recipe
 from latemask.writing import write_json, write_whole
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from latemask.text.store import TokenStore
     from latemask.text.tokenizer import Tokenizer
 
@@ -65,10 +67,10 @@ class DemoOptions:
 
     out: Path = Path("latemask-demo")
     """Folder for everything that is made; what a demo left there is replaced."""
-    seconds: float = 105.0
-    """Training time of all three together; the number of steps follows from timing a few."""
-    steps: int | None = None
-    """Steps of each, instead of a time."""
+    steps: int = 550
+    """Steps of each of the three."""
+    seconds: float | None = None
+    """Training time of all three together, instead of --steps: the number of steps follows from timing a few."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Corpus:
     description: str
     queries: tuple[str, ...]
     """Sentences whose nearest held-out sentences are shown."""
+    masked: tuple[str, ...]
+    """Texts with one <mask> that are filled."""
 
 
 def run_demo(options: DemoOptions) -> None:
@@ -86,10 +90,9 @@ def run_demo(options: DemoOptions) -> None:
     began, out = time.monotonic(), options.out
     if out.exists() and (not out.is_dir() or any(out.iterdir())) and not (out / "text").is_dir():
         raise Refusal(out, "something that is no demo", "a new or empty folder", "Take another --out")
-    for name in ("seconds", "steps"):
-        number = getattr(options, name)
+    for name, number in (("--steps", options.steps), ("--seconds", options.seconds)):
         if number is not None and number <= 0:
-            raise Refusal(f"--{name}", repr(number), "more than 0")
+            raise Refusal(name, repr(number), "more than 0")
     corpus = find_corpus()
     console.say(corpus.description)
     text = write_corpus(corpus, out / "text")
@@ -97,8 +100,13 @@ def run_demo(options: DemoOptions) -> None:
     heading(1, "a tokenizer, and the text as tokens on disk")
     store = prepared(text, out)
     heading(2, "three encoders, the same rows, the same number of steps")
+    import torch
+
+    torch.set_num_threads(1)  # products this small gain nothing from more, and on a busy machine lose much
     runs = {name: shortened(name, store.vocabulary) for name in SYSTEMS}
-    steps = options.steps or steps_within(options.seconds, list(runs.values()), store)
+    steps = options.steps
+    if options.seconds is not None:
+        steps = steps_within(options.seconds, list(runs.values()), store)
     console.say(f"{steps:,} steps of {COMMON['training.batch_rows']} rows each")
     for run in runs.values():
         train(timed(run, steps), out)
@@ -135,6 +143,7 @@ def find_corpus() -> Corpus:
             ("The deficit of the Treasury must be met by lower expenditures.",
              "Our relations with Great Britain are friendly.",
              "Every child in America deserves a good school."),
+            ("The people of the United <mask>.", "The Secretary of the <mask>.", "I have the honor to <mask> you."),
         )  # fmt: skip
     from pydoc_data.topics import topics
 
@@ -145,6 +154,7 @@ def find_corpus() -> Corpus:
         ("An exception is raised when the name is not found.",
          "The expression is evaluated from left to right.",
          "A string is a sequence of characters."),
+        ("An exception is <mask> when the name is not found.", "The value of the <mask>."),
     )  # fmt: skip
 
 
@@ -198,14 +208,15 @@ def steps_within(seconds: float, runs: Sequence[Run], store: TokenStore) -> int:
         batches = TrainingBatches(rows, run.masking, run.training.batch_rows, run.training.seed)
         model = Pretrainer(run).to(device).train()
         optimizer = torch.optim.AdamW(model.parameters())
+        taken = []
         for index in range(1 + TIMED_STEPS):
-            began = time.perf_counter() if index <= 1 else began
-            loss = model(batches.batch_at(index).to(device)).mean()
-            loss.backward()
+            began = time.perf_counter()
+            model(batches.batch_at(index).to(device)).mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            loss.item()
-        a_step += (time.perf_counter() - began) / TIMED_STEPS
+            next(model.parameters()).detach().sum().item()
+            taken.append(time.perf_counter() - began)
+        a_step += min(taken[1:])
     return min(max(int(seconds / a_step), FEWEST_STEPS), MOST_STEPS)
 
 
@@ -288,9 +299,7 @@ def frequency_loss(store: TokenStore, run: Run) -> float:
 
 def use(store: TokenStore, corpus: Corpus, out: Path) -> list[dict[str, Any]]:
     """Export MAE-LM's encoder, load the export with transformers, print and return the sentences nearest to queries."""
-    import torch
-
-    from latemask.hf import encode, export
+    from latemask.hf import encode, export, fill
     from latemask.text.tokenizer import load_tokenizer
 
     folder = out / "encoder"
@@ -298,10 +307,13 @@ def use(store: TokenStore, corpus: Corpus, out: Path) -> list[dict[str, Any]]:
     exported = export(out / "runs" / SYSTEMS[-1], folder, overwrite=True)
     console.say(f"{folder}: AutoModel reads a {exported.model_class}; largest difference {exported.max_difference:.1e}")
     sentences = held_out_sentences(store, load_tokenizer(out / "tok"))
-    vectors = encode([*corpus.queries, *sentences], folder)
-    vectors = torch.nn.functional.normalize(vectors - vectors.mean(0), dim=1)
     count = len(corpus.queries)
+    vectors = whitened(encode([*corpus.queries, *sentences], folder), count)
     closeness = vectors[:count] @ vectors[count:].T
+    console.say("\nwhat encoder and decoder put behind a mask:")
+    for text in corpus.masked:
+        guesses = fill(text, out / "runs" / SYSTEMS[-1], NEIGHBOURS)[0]
+        console.say(f"  {text:<36}" + ", ".join(f"{one.token.strip()} {one.probability:.0%}" for one in guesses))
     found = []
     for query, row in zip(corpus.queries, closeness, strict=True):
         best = row.topk(min(NEIGHBOURS, len(sentences)))
@@ -312,6 +324,16 @@ def use(store: TokenStore, corpus: Corpus, out: Path) -> list[dict[str, Any]]:
         for one in near:
             console.say(f"  {one['cosine']:.2f}  {one['sentence']}")
     return found
+
+
+def whitened(vectors: Tensor, first: int) -> Tensor:
+    """Vectors [n, D] of length 1 in which every direction counts alike, judged by those from ``first`` on: after so
+    short a training a few directions carry nearly all of the energy, and would decide alone which vectors are near."""
+    import torch
+
+    mean = vectors[first:].mean(0)
+    _, size, directions = torch.linalg.svd(vectors[first:] - mean, full_matrices=False)
+    return torch.nn.functional.normalize((vectors - mean) @ directions.T / size.clamp(min=1e-6 * float(size[0])), dim=1)
 
 
 def held_out_sentences(store: TokenStore, tokenizer: Tokenizer) -> list[str]:
