@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import numpy as np
+import tokenizers
 import torch
 
 from latemask.batch import Batch
@@ -17,6 +18,13 @@ SYSTEM_NAMES = [system.__name__ for system in SYSTEMS]
 FILLING = [name for name in SYSTEM_NAMES if name != "decoder_causal_cross"]
 POSITIONS = ["absolute", "absolute+relative", "rotary"]
 EXACT = {"rtol": 0, "atol": 1e-10}
+
+
+def words_tokenizer(count: int = 5) -> tokenizers.Tokenizer:
+    """The five special tokens and ``count`` words."""
+    names = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *(f"w{number}" for number in range(count))]
+    model = tokenizers.models.WordLevel({name: number for number, name in enumerate(names)}, unk_token="<unk>")
+    return tokenizers.Tokenizer(model)
 
 
 @dataclass

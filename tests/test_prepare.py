@@ -364,3 +364,18 @@ def test_memory_is_bounded(tmp_path, shape):
     subprocess.run([sys.executable, "run.py"], cwd=tmp_path, check=True)
     store = open_store(tmp_path / "out")
     assert len(store.train.tokens) > (0 if shape == "one JSON line" else 100_000_000)
+
+
+def test_a_file_name_that_is_not_utf8(tokenizer, paragraphs, tmp_path, capsys):
+    path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    path.write_text("\n\n".join(paragraphs))
+    counts = prepare([path], tokenizer, tmp_path / "out")
+    assert open_store(tmp_path / "out").summary["files"][0]["path"] == counts[0].path == str(path)
+
+
+def test_a_tokenizer_that_gives_no_id_is_refused(paragraphs, tmp_path):
+    nothing = tokenizers.Tokenizer(tokenizers.models.BPE())
+    nothing.add_special_tokens(["<s>", "<pad>", "</s>", "<unk>", "<mask>"])
+    with pytest.raises(Refusal, match="mine: found no id for any of the text"):
+        prepare([write_lines(tmp_path / "a.jsonl", paragraphs)], Tokenizer(nothing, "mine"), tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -310,7 +310,7 @@ def test_resuming_on_other_data_is_refused_and_on_moved_data_goes_on(data: Path,
     moved = shutil.copytree(data, tmp_path / "moved")
     pretrain(tiny_run(steps=1), moved, out)
     others = {
-        "tokenizer": write_store(tmp_path / "tokenizer", fingerprint="cd" * 32),
+        "tokenizer": write_store(tmp_path / "tokenizer", words=8),
         "rows": write_store(tmp_path / "rows", train_rows=31),
     }
     for other in others.values():

@@ -15,8 +15,11 @@ from latemask.config import Specials
 from latemask.errors import Refusal
 from latemask.text.output import check_free, written_aside
 from latemask.text.store import HEADER, ArrayWriter, SplitWriter, open_store, read_array, token_kind, write_summary
+from latemask.text.tokenizer import Tokenizer
+from samples import words_tokenizer
 
-PRINT = "ab" * 32
+TOKENIZER = Tokenizer(words_tokenizer())
+PRINT = TOKENIZER.fingerprint
 
 
 def write(folder: Path, splits: dict[str, list[list[int]]], vocabulary: int = 300, sources: bool = False) -> Path:
@@ -41,6 +44,7 @@ def write(folder: Path, splits: dict[str, list[list[int]]], vocabulary: int = 30
         if not sources:
             (folder / f"{name}.sources").unlink()
     write_summary(folder, summary)
+    TOKENIZER.save(folder)
     return folder
 
 
@@ -122,7 +126,7 @@ def test_summaries(store, tmp_path):
         ({"version": 2}, "found store version 2"),
         ({"splits": {}}, "broken summary"),
         ({"specials": {"bos": 0}}, "train|broken summary|specials"),
-        ({"tokenizer_fingerprint": "cd" * 32}, "ids of tokenizer abababababab; wanted ids of cdcdcdcdcdcd"),
+        ({"tokenizer_fingerprint": "cd" * 32}, f"ids of tokenizer {PRINT[:12]}; wanted ids of cdcdcdcdcdcd"),
         ({"vocabulary": 70000}, "found numbers of kind <u2; wanted kind <u4"),
     ):
         if change == {"specials": {"bos": 0}}:
@@ -180,3 +184,39 @@ def test_where_output_may_go(tmp_path):
             check_free(tmp_path / name, True, "store.json")
     (tmp_path / "full" / "store.json").write_text("{}")
     check_free(tmp_path / "full", True, "store.json")
+
+
+def test_another_tokenizer_in_the_folder_is_refused(store):
+    whole = (store / "tokenizer.json").read_bytes()
+    Tokenizer(words_tokenizer(6)).save(store)
+    with pytest.raises(Refusal, match=rf"tokenizer.json: found tokenizer .*wanted {PRINT[:12]}"):
+        open_store(store)
+    (store / "tokenizer.json").write_bytes(whole[:-9])
+    with pytest.raises(Refusal, match=r"tokenizer\.json: found a file that tokenizers cannot read"):
+        open_store(store)
+    (store / "tokenizer.json").unlink()
+    with pytest.raises(Refusal, match=r"found no tokenizer\.json"):
+        open_store(store)
+    (store / "tokenizer.json").write_bytes(whole)
+    summary = json.loads((store / "store.json").read_text())
+    (store / "store.json").write_text(json.dumps(summary | {"specials": {}}))
+    open_store(store)  # the defaults are these ids
+    (store / "store.json").write_text(json.dumps(summary | {"specials": {"mask": 5}}))
+    with pytest.raises(Refusal, match=r"special ids \(0, 1, 2, 3, 4\); wanted"):
+        open_store(store)
+
+
+@pytest.mark.parametrize("offsets", [[0, 4, 3, 5], [0, -1, 3, 5], [1, 3, 4, 5], [0, 3, 3, 5], [0, 9, 4, 5]])
+def test_offsets_that_do_not_rise_are_refused(offsets, tmp_path):
+    store = write(tmp_path / "store", {"train": [[5, 6, 2], [2], [2]], "valid": []})
+    path = store / "train.documents"
+    path.write_bytes(path.read_bytes()[: HEADER.size] + np.array(offsets, "<i8").tobytes())
+    with pytest.raises(Refusal, match=r"train\.documents: found offsets that do not rise"):
+        open_store(store)
+
+
+def test_a_file_name_that_is_not_utf8_is_noted_and_read_back(store):
+    summary = json.loads((store / "store.json").read_text())
+    name = os.fsdecode(b"caf\xe9.txt")
+    write_summary(store, summary | {"files": [{"path": name}]})
+    assert open_store(store).summary["files"][0]["path"] == name

@@ -416,3 +416,24 @@ def test_options_need_no_heavy_import():
     code = "import sys, latemask.text.tokenizer, latemask.text.prepare\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"numpy", "tokenizers", "pyarrow", "torch", "rich.table"} & set(loaded)
+
+
+@pytest.mark.parametrize(("vocabulary", "sample_mb"), [(260, 1), ((1 << 20) + 1, 1), (10**24, 1), (300, 0), (300, -1)])
+def test_sizes_that_make_no_sense_are_refused(vocabulary, sample_mb, tmp_path):
+    (tmp_path / "a.txt").write_text("some text")
+    named = f"--vocab-size: found {vocabulary}" if sample_mb == 1 else f"--sample-mb: found {sample_mb}"
+    with pytest.raises(Refusal, match=f"{named}; wanted at"):
+        train_tokenizer([tmp_path / "a.txt"], vocabulary, sample_mb=sample_mb)
+
+
+def test_half_characters_are_refused_with_what_stands_around():
+    unigram = tokenizers.Tokenizer(models.Unigram([*((name, 0.0) for name in SPECIAL_TOKENS), ("a", -1.0)], 3, False))
+    for made in (Tokenizer(unigram), Tokenizer(library("gpt2"))):
+        with pytest.raises(Refusal, match=r"text: found a lone surrogate in 'b \\ud800 c'"):
+            made.encode_batch(["whole", "b \ud800 c"])
+
+
+def test_a_unigram_that_knows_no_unknown_is_refused():
+    scores = [*((name, 0.0) for name in SPECIAL_TOKENS), ("a", -1.0)]
+    with pytest.raises(Refusal, match="a Unigram model without unk_id"):
+        Tokenizer(tokenizers.Tokenizer(models.Unigram(scores, None, False)))

@@ -24,7 +24,9 @@ from latemask.batch import Batch
 from latemask.config import Run, Specials, replace
 from latemask.recipes import recipe
 from latemask.text.store import SPLITS, VERSION, SplitWriter, open_store, write_summary
+from latemask.text.tokenizer import Tokenizer
 from latemask.training import checkpoint, journal, loop
+from samples import words_tokenizer
 
 ROW_TOKENS, VOCABULARY = 16, 70
 SPECIALS = Specials()
@@ -35,9 +37,14 @@ fork = multiprocessing.get_context("fork")
 
 
 def write_store(folder: Path, *, train_rows: int = TRAIN_ROWS, valid_rows: int = VALID_ROWS, seed: int = 0,
-                fingerprint: str = "ab" * 32, sources: tuple[str, ...] = SOURCES) -> Path:  # fmt: skip
-    """A prepared folder of random ids: documents of 3 to 30 tokens of the first two sources."""
-    folder.mkdir(parents=True)
+                words: int = VOCABULARY - 5, sources: tuple[str, ...] = SOURCES) -> Path:  # fmt: skip
+    """A prepared folder of random ids: documents of 3 to 30 tokens of the first two sources.
+
+    ``words``: of its tokenizer; another number makes another tokenizer.
+    """
+    tokenizer = Tokenizer(words_tokenizer(words))
+    fingerprint = tokenizer.fingerprint
+    tokenizer.save(folder)
     numbers = np.random.default_rng(seed)
     splits = {}
     for name, rows in zip(SPLITS, (train_rows, valid_rows), strict=True):
@@ -50,7 +57,6 @@ def write_store(folder: Path, *, train_rows: int = TRAIN_ROWS, valid_rows: int =
             writer.write(ids, np.array([length]), numbers.integers(0, 2, 1) if sources else np.zeros(1, np.int64))
         writer.close()
         splits[name] = writer.summary
-    (folder / "tokenizer.json").write_text('{"made": "up"}')
     specials = {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "mask": 4}
     write_summary(folder, {"version": VERSION, "tokenizer_fingerprint": fingerprint, "vocabulary": VOCABULARY,
                            "specials": specials, "source_names": list(sources), "splits": splits})  # fmt: skip

@@ -8,6 +8,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+ESCAPED = "backslashreplace"
+"""How JSON becomes bytes: the lone surrogates of a file name that is not UTF-8 become JSON's own escapes."""
+
 
 def write_whole(path: Path, content: str | bytes) -> Path:
     """Write ``content`` (text as UTF-8) to ``path``, whose folder is made where it is missing, and return ``path``."""
@@ -28,4 +31,5 @@ def write_whole(path: Path, content: str | bytes) -> Path:
 
 def write_json(path: Path, value: Any) -> Path:
     """Write ``value`` as indented JSON; numbers that are not finite are an error (``ValueError``)."""
-    return write_whole(path, json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n")
+    text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+    return write_whole(path, text.encode(errors=ESCAPED))

@@ -17,7 +17,7 @@ import torch
 
 from latemask.errors import Refusal
 from latemask.hf.loading import Source
-from latemask.text.tokenizer import Tokenizer
+from latemask.text.tokenizer import Tokenizer, refuse_surrogates
 from latemask.text.words import Encoder as WordEncoder
 
 MASK = "<mask>"
@@ -45,6 +45,7 @@ def fill(text: str, folder: Path | str, top: int = 5) -> list[list[Guess]]:
     """
     if top < 1:
         raise Refusal("top", str(top), "at least 1")
+    refuse_surrogates(text)
     source = Source.of(folder)
     tokenizer = source.tokenizer()
     text = text.replace(tokenizer.special_names["mask"], MASK)

@@ -142,6 +142,8 @@ def _decompressor(suffix: str, raw: IO[bytes]) -> tuple[Any, tuple[type[Exceptio
 def open_plain(file: File) -> Iterator[Plain]:
     """The bytes of ``file``, decompressed. Raises ``Refusal`` where it cannot be opened."""
     if file.path == STANDARD_INPUT:
+        if sys.stdin is None:
+            raise Refusal("standard input", "a closed one", "text to read")
         yield Plain(file, sys.stdin.buffer)
         return
     try:

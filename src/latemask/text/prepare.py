@@ -136,6 +136,8 @@ def prepare(
         if not writer.train.sources.count:
             raise Refusal(out, "no training document", "at least one",
                           "All were held out, duplicates or left out: see --valid-share and --deduplicate")  # fmt: skip
+        if writer.train.tokens.count == writer.train.sources.count:
+            raise Refusal(tokenizer.where, "no id for any of the text", "a tokenizer for this text")
         tokenizer.save(aside)
         options = dataclasses.asdict(reading)
         write_summary(aside, writer.summary(options | {"valid_share": valid_share, "deduplicate": deduplicate}))

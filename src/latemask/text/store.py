@@ -26,6 +26,8 @@ import numpy as np
 
 from latemask.config import Specials
 from latemask.errors import Refusal
+from latemask.text.tokenizer import FILE, load_tokenizer
+from latemask.writing import ESCAPED
 
 MAGIC = b"latemask"
 VERSION = 1
@@ -176,6 +178,9 @@ class TokenStore:
         if found != (counts["tokens"], documents, counts["tokens"], documents):
             raise Refusal(self.folder / f"{name}.*", f"files for {found[0]:,} tokens of {found[1]:,} documents",
                           f"{counts['tokens']:,} of {documents:,} ({SUMMARY})", "Prepare the text again")  # fmt: skip
+        if starts[0] != 0 or not (starts[1:] > starts[:-1]).all():
+            raise Refusal(self.folder / f"{name}.documents", "offsets that do not rise from 0", "rising offsets",
+                          "Copy or prepare it again")  # fmt: skip
         return Split(tokens, starts, sources, counts["unknown_tokens"])
 
 
@@ -187,7 +192,8 @@ def token_kind(vocabulary: int) -> str:
 def open_store(folder: str | os.PathLike[str]) -> TokenStore:
     """Open what ``latemask prepare`` made, and check it.
 
-    Raises ``Refusal`` for anything else: no or an unreadable ``store.json``, another version, files cut or mixed.
+    Raises ``Refusal`` for anything else: no or an unreadable ``store.json``, another version, files cut or mixed, or a
+    ``tokenizer.json`` that is not the one that made the ids.
     """
     folder = Path(folder)
     path = folder / SUMMARY
@@ -203,9 +209,14 @@ def open_store(folder: str | os.PathLike[str]) -> TokenStore:
         for split in (store.train, store.valid):  # reads and checks their files
             if split.unknown_tokens < 0:
                 raise ValueError(f"{split.unknown_tokens} unknown tokens")
+        tokenizer = load_tokenizer(folder)
+        if (tokenizer.fingerprint, tokenizer.specials) != (store.tokenizer_fingerprint, store.specials):
+            found = f"tokenizer {tokenizer.fingerprint[:12]}, special ids {tokenizer.specials.ids}"
+            wanted = f"{store.tokenizer_fingerprint[:12]}, {store.specials.ids}, that made the ids"
+            raise Refusal(folder / FILE, found, wanted, "Prepare the text again")
     except Refusal:
         raise
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise Refusal(
             path, f"a broken summary ({error!r})", f"the {SUMMARY} of a store", "Prepare the text again"
         ) from error
@@ -214,7 +225,7 @@ def open_store(folder: str | os.PathLike[str]) -> TokenStore:
 
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
     """Write ``store.json`` and sync it."""
-    with open(folder / SUMMARY, "w", encoding="utf-8") as file:
+    with open(folder / SUMMARY, "w", encoding="utf-8", errors=ESCAPED) as file:
         json.dump(summary, file, indent=1, ensure_ascii=False)
         file.flush()
         os.fsync(file.fileno())

@@ -41,7 +41,7 @@ ROLES = {
     "mask": ("<mask>", "[MASK]"),
 }
 """Names under which a tokenizer of the user may have each special token; the first that it has counts."""
-SMALLEST_VOCABULARY = 256 + len(SPECIAL_TOKENS)
+SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 256 + len(SPECIAL_TOKENS), 1 << 20
 COMMON_WORDS = 200
 FILE = "tokenizer.json"
 
@@ -68,7 +68,7 @@ class Tokenizer:
     """Raw text to ids and back. Raises ``Refusal`` where one of the five special tokens is missing, naming it."""
 
     def __init__(self, library: tokenizers.Tokenizer, where: str = "tokenizer"):
-        self.library = library
+        self.library, self.where = library, where
         self._json: dict[str, Any] = json.loads(library.to_str())
         known = library.get_vocab(with_added_tokens=True)
         names = {role: self._name(role, known) for role in ROLES}
@@ -82,6 +82,8 @@ class Tokenizer:
         model = self._json["model"]
         if model["type"] in ("WordPiece", "WordLevel") and model["unk_token"] not in model["vocab"]:
             raise Refusal(where, f"a {model['type']} model without {model['unk_token']} in its vocabulary", "it there")
+        if model["type"] == "Unigram" and model["unk_id"] is None:
+            raise Refusal(where, "a Unigram model without unk_id", "one, for characters that it does not know")
 
     def _name(self, role: str, known: dict[str, int]) -> str | None:
         """The token of a role: what the model itself calls unknown, then tokens added as special, then any by name."""
@@ -116,9 +118,14 @@ class Tokenizer:
     def encode_stream(self, texts: Sequence[str], end: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """All ids one after the other [tokens] and the number of each text's ids [texts] int64.
 
-        ``end``: each text is followed by ``</s>``, which counts.
+        ``end``: each text is followed by ``</s>``, which counts. Raises ``Refusal`` for a text that no UTF-8 can hold.
         """
-        return self._encoder.encode(texts, self.specials.eos if end else None)
+        try:
+            return self._encoder.encode(texts, self.specials.eos if end else None)
+        except (TypeError, UnicodeEncodeError):  # what the library makes of a lone surrogate
+            for text in texts:
+                refuse_surrogates(text)
+            raise
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """The text of ``ids``, special tokens shown by name."""
@@ -127,6 +134,15 @@ class Tokenizer:
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``tokenizer.json`` into ``folder``, aside and renamed."""
         write_whole(Path(folder) / FILE, self.library.to_str(pretty=True))
+
+
+def refuse_surrogates(text: str) -> None:
+    """Raise ``Refusal`` for a text with half a character, as from JSON or from an argument that is not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        around = text[max(0, error.start - 20) : error.end + 20]
+        raise Refusal("text", f"a lone surrogate in {around!r}", "whole characters") from None
 
 
 def fingerprint(library: tokenizers.Tokenizer) -> str:
@@ -212,7 +228,7 @@ def train_tokenizer(
 
     Of more than ``sample_mb`` MB of text every n-th block of 1 MB is read, the same share of each file; of standard
     input, whose size cannot be known, the beginning. ``counts`` receives what reading met, by file. Raises ``Refusal``
-    for a vocabulary that cannot hold the 256 bytes, and for files that hold no text.
+    for a vocabulary that cannot hold the 256 bytes or is beyond 2 ** 20, and for files that hold no text.
     """
     from tokenizers import pre_tokenizers, trainers
 
@@ -222,6 +238,10 @@ def train_tokenizer(
         raise Refusal(
             "--vocab-size", str(vocabulary), f"at least {SMALLEST_VOCABULARY}: 256 bytes and the special tokens"
         )
+    if vocabulary > LARGEST_VOCABULARY:
+        raise Refusal("--vocab-size", str(vocabulary), f"at most {LARGEST_VOCABULARY:,}")
+    if sample_mb < 1:
+        raise Refusal("--sample-mb", str(sample_mb), "at least 1")
     reading = reading or Reading()
     counts = {} if counts is None else counts
     words: Counter[str] = Counter()
