@@ -415,3 +415,18 @@ def test_a_file_that_cannot_be_written(largest_bytes: int, named: str, run_folde
     assert checkpoint.newest(run_folder).name == "step-0000006"
     assert_only_whole_steps(run_folder)
     assert pretrain(run, None, run_folder, resume="always").step.name == "step-0000008"
+
+
+def test_the_last_run_is_that_of_the_newest_step_whose_run_json_is_whole(tmp_path: Path) -> None:
+    assert checkpoint.last_run(tmp_path) is None
+    for step in (3, 6):
+        write(tmp_path, step)
+    newest = tmp_path / "step-0000006"
+    (newest / checkpoint.ENCODER).write_bytes(b"")
+    assert checkpoint.last_run(tmp_path) == tiny_run()
+    (newest / checkpoint.RUN).write_text(tiny_run(steps=99).to_json())
+    assert checkpoint.last_run(tmp_path) == tiny_run()
+    for step in checkpoint.steps(tmp_path):
+        (step / checkpoint.STATE).write_text("[" * 100_000)
+        assert "RecursionError" in str(checkpoint.fault(step))
+    assert checkpoint.last_run(tmp_path) is None

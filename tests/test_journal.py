@@ -83,7 +83,8 @@ def test_reading_leaves_out_a_last_line_cut_anywhere(tmp_path: Path) -> None:
     assert journal.read(path) == whole
 
 
-@pytest.mark.parametrize("bad", [b"{", b"5", b'"text"', b"[1]", b"\xff\xfe", b"\0\0\0"])
+@pytest.mark.parametrize("bad", [b"{", b"5", b'"text"', b"[1]", b"\xff\xfe", b"\0\0\0", b"[" * 100_000,
+                                 b'{"step": "3"}', b'{"step": null}', b'{"batch": 1.5}'])  # fmt: skip
 def test_any_other_bad_line_is_refused_by_number(bad: bytes, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     path.write_bytes(b'{"kind": "start", "step": 0}\n' + bad + b'\n{"kind": "end", "step": 3}\n')

@@ -152,6 +152,9 @@ def test_refusals(tmp_path, capsys):
             read_folders([tmp_path / folder])
         assert [run.name for run in read_folders([tmp_path / folder, good])] == ["good"]
         assert folder in capsys.readouterr().err
+    write_lines(tmp_path / "number", [{"kind": "start", "step": 0, "run": 5}])
+    with pytest.raises(Refusal, match="whose run is 5"):
+        read_folders([tmp_path / "number"])
     (tmp_path / "odd" / "rank.json").write_text("{")
     with pytest.raises(Refusal, match=r"rank\.json"):
         read_folders([tmp_path / "odd", good])

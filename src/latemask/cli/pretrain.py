@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +41,8 @@ class PretrainOptions:
 
 def run_pretrain(arguments: Sequence[str]) -> int:
     """Pretrain; the exit status: 0, or ``latemask.training.loop.PREEMPTED`` after SIGTERM (saved, to be resumed)."""
+    if threading.current_thread() is threading.main_thread():  # until the loop hears it, which saves first
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(os.EX_TEMPFAIL))
     options, run = read(arguments)
     from latemask.training import loop
 
@@ -90,7 +95,4 @@ def _resumed_folder(arguments: Sequence[str]) -> Path | None:
 def _saved_run(folder: Path) -> Run:
     from latemask.training import checkpoint
 
-    readable = [step for step in checkpoint.steps(folder) if (step / checkpoint.RUN).is_file()]
-    if not readable:
-        raise Refusal(folder, "no checkpoint", "a run folder of `latemask pretrain`")
-    return checkpoint.read_run(readable[-1])
+    return checkpoint.last_run(folder) or checkpoint.read_run(checkpoint.newest(folder))

@@ -186,15 +186,14 @@ def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
             try:
                 held = json.loads(file.read_text(encoding="utf-8"))
                 before, on = held["run"], held["data"]
-            except (OSError, ValueError, KeyError, TypeError) as error:
+            except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
                 raise Refusal(file, f"an unreadable file ({type(error).__name__})", "a sweep's result") from None
             if on != text:
                 raise Refusal(folder, "a run on other data", "the data of the sweep", "Take another --out")
         else:
-            readable = [step for step in checkpoint.steps(folder) if (step / checkpoint.RUN).is_file()]
-            if not readable:
+            if (run := checkpoint.last_run(folder)) is None:
                 continue
-            before = json.loads(checkpoint.read_run(readable[-1]).to_json())
+            before = json.loads(run.to_json())
         other = [name for name, value in json.loads(point.run.to_json()).items() if before.get(name) != value]
         if other:
             raise Refusal(folder, f"a run with another {', '.join(other)}", "the settings it was started with",
@@ -210,7 +209,7 @@ def _note_down(out: Path, name: str, values: dict[str, list[Any]]) -> None:
         try:
             held = json.loads((out / SWEEP).read_text(encoding="utf-8"))
             recipe_before, before = held["recipe"], dict(held["vary"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
             raise Refusal(out / SWEEP, f"an unreadable file ({type(error).__name__})", "a sweep's own") from None
         if recipe_before != name or list(before) != list(texts):
             found = f"a sweep of {recipe_before} over {', '.join(before)}"

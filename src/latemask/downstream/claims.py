@@ -31,7 +31,7 @@ def read_results(folder: Path, kind: str = "finetune") -> list[dict[str, Any]]:
     for path in sorted(folder.glob("*.json")):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise Refusal(path, f"an unreadable file ({type(error).__name__})", "a result in JSON") from None
         if isinstance(value, dict) and value.get("kind") == kind:
             results.append(value)
@@ -106,7 +106,7 @@ def _is_stale(claim: Path) -> bool:
         owner = json.loads(claim.read_text() or "{}")
     except FileNotFoundError:
         return False  # just given up: whoever asks again will find it free
-    except ValueError:
+    except (ValueError, RecursionError):
         owner = {}
     if untouched > STALE_AFTER_SECONDS:
         return True

@@ -72,7 +72,7 @@ def load_finetuned(folder: str | Path) -> tuple[FineTuned, Model, dict[str, Any]
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
         head = load_file(folder / HEAD)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise Refusal(
             folder, f"no {FACTS} or {HEAD} ({type(error).__name__})", "a model saved by `latemask finetune --save`"
         ) from None

@@ -64,7 +64,7 @@ def read_squad(path: Path) -> Squad:
         data = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise Refusal(path, error.strerror or "an unreadable file", "a file of SQuAD 2.0") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise Refusal(path, f"not JSON ({error})", "a file of SQuAD 2.0") from None
     paragraphs: list[str] = []
     questions: list[Question] = []

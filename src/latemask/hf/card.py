@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latemask.config import Run
+from latemask.training import journal
 
 if TYPE_CHECKING:
     from latemask.hf.verification import Verified
@@ -61,16 +61,9 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
 
 
 def journal_lines(path: Path, last_step: int | None) -> list[dict[str, Any]]:
-    """Lines up to ``last_step``; none where there is no journal. A line cut short is left out."""
-    lines = []
-    for text in path.read_text().splitlines() if path.is_file() else []:
-        try:
-            line = json.loads(text)
-        except json.JSONDecodeError:
-            continue
-        if last_step is None or line.get("step", 0) <= last_step:
-            lines.append(line)
-    return lines
+    """Lines up to ``last_step``; none where there is no journal. A last line cut short is left out."""
+    lines = journal.read(path) if path.is_file() else []
+    return [line for line in lines if last_step is None or line.get("step", 0) <= last_step]
 
 
 def _use(names: dict[str, str], fills_masks: bool, has_code: bool) -> str:

@@ -166,6 +166,8 @@ def _lines(file: Path) -> list[dict[str, Any]]:
         kind = line.setdefault("kind", "")
         if missing := [name for name in NEEDED.get(kind, ()) if name not in line]:
             raise Refusal(file, f"a line of kind {kind} without {', '.join(missing)}", "the journal of a run")
+        if kind == "start" and not isinstance(line["run"], dict):
+            raise Refusal(file, f"a line of kind start whose run is {line['run']!r}", "the journal of a run")
     return lines
 
 
@@ -175,7 +177,7 @@ def _varied(file: Path) -> tuple[str, ...]:
         return ()
     try:
         return tuple(json.loads(file.read_text(encoding="utf-8"))["vary"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise Refusal(file, f"an unreadable file ({type(error).__name__})", "what `latemask sweep` wrote") from None
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,8 +78,8 @@ def steps(run_folder: Path) -> list[Path]:
     return sorted(found, key=lambda folder: step_number(folder) or 0)
 
 
-def fault(step: Path) -> str | None:
-    """What is wrong with a step folder's files (a checksum read of all); None: it is whole."""
+def fault(step: Path, read: Set[str] = CHECKED) -> str | None:
+    """What is wrong with a step folder's files (those of ``read`` against their checksums); None: they are whole."""
     try:
         content = json.loads((step / STATE).read_text())
         if content.pop("checksum") != _checksum(content):
@@ -86,11 +87,11 @@ def fault(step: Path) -> str | None:
         if content["files"].keys() != CHECKED:
             return f"{STATE} has checksums of {', '.join(content['files'])}"
         for name, digest in content["files"].items():
-            if _digest(step / name) != digest:
+            if name in read and _digest(step / name) != digest:
                 return f"{name} differs from its checksum"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         return f"{STATE} cannot be read ({type(error).__name__})"
     return None
 
@@ -195,12 +196,18 @@ def read_run(step: Path) -> Run:
     return Run.from_json(_text(step / RUN), where=str(step / RUN))
 
 
+def last_run(run_folder: Path) -> Run | None:
+    """The run of the newest step folder whose ``run.json`` is whole, the only file read; None where there is none."""
+    whole = (step for step in reversed(steps(run_folder)) if fault(step, {RUN}) is None)
+    return next(map(read_run, whole), None)
+
+
 def read_state(step: Path) -> State:
     """Where a step folder's run stands."""
     try:
         data = json.loads(_text(step / STATE))
-    except json.JSONDecodeError as error:
-        raise Refusal(f"{step / STATE}:{error.lineno}", error.msg, "JSON") from None
+    except (ValueError, RecursionError) as error:
+        raise Refusal(f"{step / STATE}:{getattr(error, 'lineno', 1)}", str(error), "JSON") from None
     if not isinstance(data, dict):
         raise Refusal(step / STATE, type(data).__name__, "a JSON object")
     fields = {name: value for name, value in data.items() if name not in ("files", "checksum")}

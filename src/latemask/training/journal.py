@@ -69,13 +69,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text) if text else {}
-        except ValueError:
+        except (ValueError, RecursionError):
             line = None
-        if isinstance(line, dict):
+        if isinstance(line, dict) and all(isinstance(line.get(name, 0), int) for name in ("step", "batch")):
             lines += [line] if line else []
         elif number != len(texts):
             found = repr(text[:80].decode(errors="replace"))
-            raise Refusal(f"{path}:{number}", found, "a JSON object", "Delete this line")
+            raise Refusal(f"{path}:{number}", found, "a JSON object whose step is a whole number", "Delete this line")
     return lines
 
 
