@@ -213,10 +213,17 @@ def test_pretrain_asks_for_what_is_missing():
 
 
 def test_resume_reads_the_runs_own_settings(tmp_path):
-    saved = replace(recipe("mlm_tiny"), {"training.steps": 77})
-    for step in ("step-0000000", "step-0000009"):
-        (tmp_path / step).mkdir()
-    (tmp_path / "step-0000009" / "run.json").write_text(saved.to_json())
+    from latemask.model.pretrainer import Pretrainer
+    from latemask.training import checkpoint
+
+    narrow = {"shape.width": 16, "shape.heads": 2, "shape.depth": 1, "training.steps": 77}
+    saved = replace(recipe("mlm_tiny"), narrow)
+    for step in (0, 9):
+        checkpoint.write(tmp_path, saved, checkpoint.State(updates=step), Pretrainer(saved), {}, b"{}")
+    newest = tmp_path / "step-0000009" / "run.json"
+    for damaged in ("{", newest.read_text().replace('"depth": 1', '"depth": 2'), "[" * 100_000):
+        assert pretrain.read(["--resume", str(tmp_path)])[1] is None
+        newest.write_text(damaged)
     assert pretrain.read(["--resume", str(tmp_path)])[1] is None
     changed = pretrain.read([f"--resume={tmp_path}", "--training.steps", "99"])[1]
     assert changed == replace(saved, {"training.steps": 99})
@@ -237,3 +244,40 @@ def test_status_after_sigterm_says_to_queue_the_run_again(reason, status, monkey
     assert calls == [(recipe("mlm_tiny"), Path("d"), Path("o"),
                       {"resume": "if-present", "overwrite": False, "trackers": ()})]  # fmt: skip
     assert ("--resume o" in capsys.readouterr().out) == (reason == "signal")
+
+
+@pytest.mark.parametrize("arguments", [["prepare", "", "--out", "x"], ["report", "", "--out", "x.html"],
+                                       ["report", "x", "--out="], ["pretrain", "mlm_tiny", "--data", "", "--out", "x"],
+                                       ["fill", "a <mask>", "--model", ""]])  # fmt: skip
+def test_an_empty_argument_is_not_the_current_folder(arguments, tmp_path, monkeypatch):
+    (tmp_path / "notes.txt").write_text("some text")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refusal, match="found an empty value"):
+        command_line.dispatch(arguments)
+    assert os.listdir() == ["notes.txt"]
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-"])
+def test_closed_standard_files(closed, tmp_path):
+    command = f"{sys.executable} -m latemask tokenizer - --format text --out {tmp_path}/x < /dev/null {closed}"
+    done = subprocess.run(command, shell=True, executable="/bin/bash", capture_output=True, text=True)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == (closed != "2>&-"), done.stderr
+
+
+def test_a_file_name_that_is_not_utf8_is_printed(tmp_path):
+    path = tmp_path / os.fsdecode(b"caf\xe9.txt")
+    path.write_text("some text")
+    done = latemask("tokenizer", str(path), "--vocab-size", "270", "--out", str(tmp_path / "tok"))
+    assert done.returncode == 0, done.stderr
+    assert "caf\\udce9.txt" in done.stdout
+
+
+def test_sigterm_before_training_begins_asks_to_be_queued_again(tmp_path):
+    program = (
+        "import os, signal; from latemask.cli import pretrain\n"
+        "pretrain.read = lambda arguments: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "pretrain.run_pretrain([])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (75, "")

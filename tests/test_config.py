@@ -40,6 +40,7 @@ MASKING = [
 ]  # fmt: skip
 TRAINING = [
     ("steps", 0), ("steps", 1e3), ("batch_rows", 0), ("max_skips", 0), ("log_every", 0), ("save_every", 0),
+    ("batch_rows", 1 << 25),
     ("validation_rows", 0), ("max_tokens", 0), ("max_seconds", 0.0), ("max_seconds", -1), ("micro_rows", 0),
     ("clip_norm", 0.0), ("micro_rows", 4096), ("learning_rate", 0.0), ("learning_rate", INF),
     ("learning_rate", 10**400), ("warmup_share", 1.5), ("warmup_share", -0.5), ("decay", "step"),

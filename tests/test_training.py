@@ -560,3 +560,13 @@ def test_memory_and_open_files_stay_flat(data: Path, tmp_path: Path, monkeypatch
 
 def test_rows_of_the_epoch_are_all_used(data: Path) -> None:
     assert Rows(open_store(data).train, tiny_run().shape, tiny_run().masked_tokens).count == TRAIN_ROWS
+
+
+@pytest.mark.parametrize("field", ["shape.depth", "shape.width", "shape.feedforward", "decoder.depth", "decoder.width"])
+def test_a_model_beyond_the_machine_s_memory_is_refused_before_it_is_built(
+    field: str, data: Path, tmp_path: Path
+) -> None:
+    run = replace(tiny_run(), {field: 2 * 10**14})
+    with pytest.raises(Refusal, match=r"shape, decoder: found .* parameters of mae_lm_tiny, .* GB; wanted at most"):
+        pretrain(run, data, tmp_path / "run")
+    assert os.listdir(tmp_path / "run") == [".lock"]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -109,6 +111,10 @@ def main() -> None:
     """Entry point of ``latemask`` and ``python -m latemask``: one line for what a user can mend, then exit."""
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     debug = len(arguments) < len(sys.argv) - 1 or os.environ.get(DEBUG, "0") not in ("", "0")
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115  None where the caller closed it
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file name may hold what the terminal's encoding does not
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         sys.exit(dispatch(arguments))
     except Refusal as refusal:
@@ -120,6 +126,7 @@ def main() -> None:
         named = f"{error.filename}: {error.strerror}" if error.filename and error.strerror else str(error)
         fail(named, FAILED, debug)
     except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not break into the exit
         fail("interrupted", INTERRUPTED, debug)
 
 

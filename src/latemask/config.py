@@ -304,6 +304,7 @@ class Training(_Typed):
         super().__post_init__()
         for name in ("steps", "batch_rows", "max_skips", "log_every", "save_every", "validation_rows"):
             require(getattr(self, name) >= 1, f"training.{name}", getattr(self, name), "at least 1")
+        require(self.batch_rows <= 1 << 24, "training.batch_rows", self.batch_rows, f"at most {1 << 24}")
         for name in ("max_tokens", "max_seconds", "micro_rows", "clip_norm"):
             value = getattr(self, name)
             require(value is None or value > 0, f"training.{name}", value, "more than 0, or none")

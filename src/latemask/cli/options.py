@@ -15,6 +15,7 @@ from tyro.conf import FlagConversionOff, FlagCreatePairsOff, Positional, Suppres
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from latemask.config import Run, replace
+from latemask.errors import Refusal
 from latemask.joins import Join
 
 T = TypeVar("T")
@@ -43,8 +44,8 @@ def _join(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 def parse(kind: type[T], arguments: Sequence[str], *, prog: str, positional: Sequence[str] = ()) -> T:
     """An instance of the dataclass ``kind``, whose fields ``positional`` are given without a flag.
 
-    Unknown or ill-typed arguments are printed, with close matches, and exit with status 2. Raises whatever ``kind``
-    raises.
+    Unknown or ill-typed arguments are printed, with close matches, and exit with status 2. Raises ``Refusal`` for an
+    empty argument, which would else be the current folder, and whatever ``kind`` raises.
     """
     marks = {name: (Positional, tyro.conf.arg(metavar=name.upper())) for name in positional}
     return _read_from(_tyro(_without_rules(kind, marks), arguments, prog), kind)
@@ -96,4 +97,8 @@ def _dataclass_from(kind: type[Any], fields: Sequence[tuple[str, Any, Any]], nam
 
 
 def _tyro(kind: Any, arguments: Sequence[str], prog: str) -> Any:
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        if not argument or (argument.startswith("--") and argument.endswith("=")):
+            raise Refusal(argument.rstrip("=") or before or "arguments", "an empty value", "a value",
+                          "An unset variable of the shell?")  # fmt: skip
     return tyro.cli(kind, args=list(arguments), prog=prog, config=(FlagCreatePairsOff,), registry=_registry)

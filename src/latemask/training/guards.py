@@ -1,4 +1,5 @@
-"""What guards a run folder: one process group at a time, signals answered at a step's end, a full disk named."""
+"""What guards a run folder: one process group at a time, signals answered at a step's end; a full disk and too
+large a model named."""
 
 from __future__ import annotations
 
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
+from latemask.config import Run
+from latemask.counts import parameters
 from latemask.errors import Refusal
 from latemask.training.distributed import World
 
@@ -61,6 +64,14 @@ def locked(out: Path, world: World) -> Iterator[None]:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
+
+
+def refuse_beyond_memory(run: Run) -> None:
+    """Raise ``Refusal`` where not even the weights in fp32 fit this machine's memory, before anything is built."""
+    numbers, room = parameters(run).total, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if 4 * numbers > room:
+        size = f"{numbers:.3g} parameters of {run.recipe}, {4 * numbers / 1e9:.3g} GB"
+        raise Refusal("shape, decoder", size, f"at most this machine's memory, {room / 1e9:,.0f} GB")
 
 
 @contextmanager

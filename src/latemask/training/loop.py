@@ -33,7 +33,7 @@ from latemask.text.store import TokenStore, open_store
 from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
 from latemask.training.distributed import World, dismantle, joined_world
-from latemask.training.guards import disk_full_is_refused, locked, signals
+from latemask.training.guards import disk_full_is_refused, locked, refuse_beyond_memory, signals
 from latemask.training.micro import out_of_memory_is_refused
 from latemask.training.optimizer import Verdict, optimizer_tensors, update
 from latemask.training.parts import Parts, assemble, device_name, facts, memory_bytes
@@ -97,6 +97,7 @@ def pretrain(
             raise Refusal("pretrain", "no recipe or no data", "RECIPE --data DATA --out FOLDER, or a run to resume")
         store = open_store(Path(data))
         run = _fitted(run, store)
+        refuse_beyond_memory(run)
         torch.manual_seed(run.training.seed)
         state = State(data=str(Path(data).resolve()), data_fingerprint=_fingerprint(store))
         parts = assemble(run, store, Pretrainer(run), {}, None, world)
