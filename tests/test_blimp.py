@@ -140,14 +140,16 @@ def test_the_command_scores_runs_and_hugging_face_models(tmp_path, capsys):
         {"sentence_good": "the cat saw the bird", "sentence_bad": "bird bird the the", "field": "f", "UID": "p"},
         same,
     ]
-    write_lines(tmp_path / "pairs.jsonl", pairs)
+    write_lines(tmp_path / "pairs.jsonl", [*pairs, {"sentence_good": "alone"}])
     for model in (str(run_of(tmp_path)), str(roberta(tmp_path / "roberta"))):
         out = tmp_path / "out.json"
         found = evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "pairs.jsonl"), out=str(out)))
         assert found["paradigms"]["tied"] == {"field": "f", "accuracy": 0.0, "pairs": 1, "ties": 1}
         assert found["ties"] == 1
         assert json.loads(out.read_text()) == found
-        assert "ties (wrong)" in capsys.readouterr().out
+        said = capsys.readouterr()
+        assert "ties (wrong)" in said.out
+        assert "pairs.jsonl: 1 rows left out" in said.err
 
 
 def prepared(folder):

@@ -336,6 +336,20 @@ def test_the_folder_is_the_queue(folders, tmp_path, capsys):
 
 
 @pytest.mark.slow
+def test_rows_that_are_left_out_are_said(folders, tmp_path, capsys):
+    folder, _ = folders
+    spoilt = tmp_path / "data"
+    spoilt.mkdir()
+    for name in ("train.jsonl", "dev.jsonl"):
+        (spoilt / name).write_text((folder / name).read_text() + '{"text": "a dog"}\n{"text": "b", "animal": ""}\n')
+    finetune(options_of(folder, tmp_path / "spoilt", data=str(spoilt), epochs=1, seeds=1))
+    said = capsys.readouterr().err
+    for name in ("train.jsonl", "dev.jsonl"):
+        assert f"warning: {spoilt / name}: 2 of 66 rows left out, such as line 65: " in said
+    finetune(options_of(folder, tmp_path / "whole", epochs=1, seeds=1))
+    assert "left out" not in capsys.readouterr().err
+
+
 def test_two_processes_share_a_queue(folders, tmp_path):
     folder, _ = folders
     [row] = finetune(options_of(folder, tmp_path, parallel=2, seeds=4, epochs=1))

@@ -88,6 +88,8 @@ def _blimp(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
     from latemask.downstream.likelihood import pseudo_log_likelihoods
 
     pairs, refused = read_pairs(Path(options.data), options.good, options.bad, options.first)
+    for path, count in refused.items():
+        console.warn(f"{path}: {count:,} rows left out: no two sentences")
     source, facts = _facts(options.model)
     model, tokenizer = source.masked_model().to(device), source.tokenizer()
     sentences = list(dict.fromkeys(text for pair in pairs for text in (pair.good, pair.bad)))
@@ -136,7 +138,7 @@ def _similarity(options: EvaluateOptions, device: torch.device) -> dict[str, Any
     from latemask.downstream.examples import numbered
     from latemask.downstream.glue import read_development
     from latemask.downstream.metrics import pearson, spearman
-    from latemask.downstream.problem import cosines
+    from latemask.downstream.problem import cosines, left_out
     from latemask.hf.vectors import encode
 
     if options.task == "own":
@@ -147,6 +149,8 @@ def _similarity(options: EvaluateOptions, device: torch.device) -> dict[str, Any
         raise Refusal("--task", repr(options.task), "stsb, or own with --texts and --label")
     _, examples = numbered(task, read_development(task, options.data, options.dev))
     held = examples["dev"]
+    for line in left_out({"dev": held.summary()}):
+        console.warn(line)
     first, second = zip(*held.texts, strict=True)
     vectors = encode([*first, *second], options.model, device=device).numpy()
     found = cosines(vectors[: len(held)], vectors[len(held) :])
@@ -161,7 +165,7 @@ def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]
     from latemask.downstream.examples import numbered
     from latemask.downstream.finetune import predict
     from latemask.downstream.glue import read_development
-    from latemask.downstream.problem import TextProblem
+    from latemask.downstream.problem import TextProblem, left_out
     from latemask.downstream.saving import load_finetuned, task_of
     from latemask.downstream.settings import Settings
 
@@ -172,6 +176,8 @@ def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]
     task, examples = numbered(task, read_development(task, options.data, options.dev))
     settings = Settings(precision=options.precision)
     problem = TextProblem(task, examples, model.inputs(settings), settings, (facts["centre"], facts["spread"]))
+    for line in left_out(problem.facts["data"]):
+        console.warn(line)
     net.to(device)
     evaluation = problem.evaluate(lambda rows: predict(net, rows, model.tokenizer.specials.pad, device, settings))
     for split, scores in evaluation.scores.items():

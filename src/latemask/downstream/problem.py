@@ -34,6 +34,15 @@ class Evaluation:
     """Predictions to keep, by file name: JSON."""
 
 
+def left_out(data: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for each split (``Problem.facts["data"]``) whose file has rows that were refused, with the first."""
+    return [
+        f"{held['source']}: {held['refused']:,} of {held['rows']:,} rows left out, such as {held['first_refusals'][0]}"
+        for held in data.values()
+        if held["refused"]
+    ]
+
+
 class Problem(Protocol):
     task: Task
     classes: int

@@ -140,6 +140,7 @@ def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
     import torch
 
     from latemask.downstream.finetune import Bench, Model, bench_key, result_of
+    from latemask.downstream.problem import left_out
     from latemask.downstream.saving import save_finetuned
     from latemask.training.distributed import pick_device
 
@@ -153,6 +154,8 @@ def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
     names = []
     for task in tasks_of(options):
         problem, bench = make_problem(task, options, model, base), None
+        for line in left_out(problem.facts["data"]) if place == 0 else ():
+            console.warn(line)
         prints = {split: facts["fingerprint"] for split, facts in problem.facts["data"].items()}
         identity = {"weights": model.facts["weights"], "tokenizer": model.facts["tokenizer"], "data": prints}
         if problem.task.kind == "span":
