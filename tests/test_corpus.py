@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import lzma
+import os
 import random
 import re
 import sys
@@ -371,3 +372,20 @@ def test_settings_are_checked():
     for field, value in (("documents", "paragraph"), ("invalid", "ignore"), ("longest_document_mb", 0)):
         with pytest.raises(Refusal, match="--" + field.replace("_", "-")):
             Reading(**{field: value})
+
+
+def test_a_folder_below_that_cannot_be_read_is_refused_and_not_left_out(tmp_path, monkeypatch):
+    (tmp_path / "open").mkdir()
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "open" / "a.txt").write_text("text")
+    scan = os.scandir
+
+    def denied(folder):
+        if str(folder).endswith("locked"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scan(folder)
+
+    assert [file.path for file in find([tmp_path])] == [str(tmp_path / "open" / "a.txt")]
+    monkeypatch.setattr(os, "scandir", denied)
+    with pytest.raises(Refusal, match=r"locked: found Permission denied; wanted a readable folder"):
+        find([tmp_path])

@@ -70,10 +70,12 @@ def _paths(name: str) -> list[str]:
     if name == STANDARD_INPUT:
         return [name]
     if path.is_dir():
-        below = (
-            item for item in path.rglob("*") if not any(part.startswith(".") for part in item.relative_to(path).parts)
-        )
-        paths = sorted(str(item) for item in below if _format(str(item)) and item.is_file())
+        paths = []
+        for folder, folders, names in os.walk(path, onerror=_refuse_unreadable):
+            folders[:] = [below for below in folders if not below.startswith(".")]
+            known = (os.path.join(folder, item) for item in names if not item.startswith(".") and _format(item))
+            paths += [item for item in known if os.path.isfile(item)]
+        paths.sort()
         if not paths:
             raise Refusal(name, "a folder without such a file", f"files ending in {ENDINGS}")
         return paths
@@ -83,6 +85,10 @@ def _paths(name: str) -> list[str]:
     if not paths:
         raise Refusal(name, "no such file, and no file that it matches as a pattern", "a file, a folder or a pattern")
     return paths
+
+
+def _refuse_unreadable(error: OSError) -> None:
+    raise Refusal(error.filename, error.strerror or "an unreadable folder", "a readable folder") from None
 
 
 def _format(path: str) -> Format | None:
