@@ -10,7 +10,7 @@ import hypothesis  # noqa: E402
 import torch  # noqa: E402
 
 torch.set_num_threads(1)
-# A job started with `&` in a script ignores Ctrl-C, and hands that on to every process that a test starts and interrupts.
+# A job started with `&` in a script ignores Ctrl-C, and hands that on to every process that a test interrupts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # A busy machine is not a fault, and a test says the same each time.
