@@ -121,8 +121,13 @@ class WeightsAndBiases:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise Refusal("--tracker", "wandb, which is not installed", "pip install latemask[wandb]") from None
-        mode = os.environ.get("WANDB_MODE") or ("online" if os.environ.get("WANDB_API_KEY") else "offline")
-        self.run = wandb.init(project="latemask", name=folder.name, dir=str(folder), config=run, mode=mode)  # type: ignore[arg-type]
+        mode = os.environ.get("WANDB_MODE") or ("online" if wandb.api.api_key else "offline")
+        if mode == "online" and not wandb.api.api_key:  # it would ask for a key
+            raise Refusal("--tracker", "wandb in mode online, without a login", "wandb login, or WANDB_MODE=offline")
+        try:
+            self.run = wandb.init(project="latemask", name=folder.name, dir=str(folder), config=run, mode=mode)
+        except wandb.errors.Error as error:
+            raise Refusal("--tracker", f"wandb, which says: {error}", "a run that it begins") from error
 
     def hear(self, line: dict[str, Any]) -> None:
         numbers = {f"{line['kind']}/{k}": v for k, v in line.items() if isinstance(v, int | float) and k != "step"}
