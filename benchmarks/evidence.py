@@ -1,0 +1,304 @@
+"""The runs behind docs/evidence.md: which recipes with which flags, and what is measured of each, over any cards.
+
+    python benchmarks/evidence.py real-text --data data/full --out evidence --cards 0 1 2 3
+    python benchmarks/evidence.py objectives --data data/full --glue glue_data --squad squad --blimp blimp \
+        --out evidence --cards 0 1 2 3 --stop-after 540
+
+A study is data: trials (a recipe and flags) and measures (commands on a trained run). Every job is a ``latemask``
+command in a process of its own on one card; its log lies in ``OUT/logs/``. A job that is done is not done again, and
+each command goes on where it was stopped: the same line again after ``--stop-after`` seconds, a kill or a reboot
+continues. ``OUT/evidence.tar.gz`` always holds every journal, score and figure so far, without weights.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import tyro
+
+from latemask.errors import Refusal
+from latemask.recipes import recipe
+from latemask.writing import write_json
+
+KEPT = (".json", ".jsonl", ".svg", ".log", ".html", ".md")
+"""What comes home of a run folder."""
+LEFT = ("tokenizer.json", "nbest", "predictions")
+"""What does not, by a part of its name."""
+MOST_BYTES = 8_000_000
+STOPPED = 75
+"""Exit status of a command that was told to stop and can go on."""
+
+Study = Literal["real-text", "real-text-rotary", "objectives", "masks", "delta", "three-ml", "time"]
+Measure = Literal["blimp", "masked-loss", "rank", "theory", "glue", "squad", "finetuned-rank"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """Run a study of docs/evidence.md."""
+
+    study: tyro.conf.Positional[Study]
+    """Which one."""
+    data: Path
+    """The corpus as `latemask prepare` left it."""
+    out: Path
+    """Runs, logs and evidence.tar.gz."""
+    glue: Path | None = None
+    """Folder of GLUE's tasks; none: not measured. The same for the next two."""
+    squad: Path | None = None
+    """Folder with mini-train-v2.0.json and mini-dev-v2.0.json."""
+    blimp: Path | None = None
+    """Folder of minimal pairs."""
+    cards: tuple[int, ...] = (0,)
+    """One job at a time on each."""
+    seeds: tuple[int, ...] = (1, 2, 3)
+    """Pretraining seeds of `objectives`; each also seeds the order of the data, alike for all systems."""
+    finetuning_seeds: int = 5
+    """A task."""
+    tasks: tuple[str, ...] = ("cola", "sst2", "mrpc", "rte", "stsb", "qnli", "qqp", "mnli")
+    """Of GLUE."""
+    tokens: int | None = None
+    """Tokens a run, where it should not be the study's own number."""
+    size: str | None = None
+    """Of the recipes, where it should not be the study's own: tiny tries a study out on a CPU."""
+    flags: str = ""
+    """Added to every pretraining, such as --flags="--training.batch-rows 8"."""
+    stop_after: float | None = None
+    """Seconds until every command is told to stop; the same line again goes on."""
+
+    def __post_init__(self) -> None:
+        for name in ("data", "glue", "squad", "blimp"):
+            folder = getattr(self, name)
+            if folder is not None and not folder.is_dir():
+                raise Refusal(f"--{name}", f"{folder}, which is no folder", "a folder")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One pretraining."""
+
+    name: str
+    recipe: str
+    flags: tuple[str, ...]
+    stop_at_seconds: float | None = None
+    """It is told to stop after so many seconds and then gone on with: a resume in the middle."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One command; ``after`` is the job that must be done before."""
+
+    name: str
+    command: tuple[str, ...]
+    after: str | None = None
+    stop_at_seconds: float | None = None
+
+
+def short_run(tokens: int, rate: float = 0.15) -> tuple[str, ...]:
+    """Flags of a run of some hundred million tokens: 65,536 an update, all validated at one rate."""
+    return ("--training.batch-rows", "128", "--training.steps", str(max(1, tokens // 65_536)),
+            "--training.learning-rate", "5e-4", "--training.warmup-share", "0.1", "--training.log-every", "50",
+            "--training.validate-every", "500", "--training.validation-rate", str(rate),
+            "--training.save-every", "1000000")  # fmt: skip
+
+
+def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
+    """The trials of a study, and what is measured of each."""
+    study = options.study
+    if study in ("real-text", "real-text-rotary"):
+        size = options.size or "small"
+        flags = ("--training.warmup-share", "0.1", "--training.validation-rate", "0.15", "--training.log-every", "100",
+                 "--training.max-seconds", "310")  # fmt: skip
+        flags += ("--shape.positions", "absolute") if study == "real-text" else ("--shape.positions", "rotary")
+        decoder = ("--decoder.positions", "absolute+rotary") if study == "real-text-rotary" else ()
+        return [
+            Trial(f"mlm_{size}", f"mlm_{size}", flags),
+            Trial(f"three_ml_self_{size}", f"three_ml_self_{size}", flags + decoder),
+            Trial(f"mae_lm_{size}", f"mae_lm_{size}", flags + decoder, stop_at_seconds=170),
+        ], ("blimp", "rank", "theory")
+    if study == "objectives":
+        size, tokens = options.size or "base", options.tokens or 250_000_000
+        found = []
+        for seed in options.seeds:
+            seeded = (*short_run(tokens), "--training.seed", str(seed))
+            found.append(Trial(f"mlm,seed={seed}", f"mlm_{size}", seeded))
+            found.append(Trial(f"mae_lm,seed={seed}", f"mae_lm_{size}", seeded))
+        return found, ("blimp", "masked-loss", "rank", "glue", "squad", "finetuned-rank")
+    size = options.size or ("small" if study in ("masks", "delta") else "base")
+    flags = short_run(options.tokens or (250_000_000 if study == "time" else 100_000_000))
+    if study == "masks":
+        systems = ("mlm", "mask_in_encoder", "decoder_resets_mask", "random_replace", "mae_lm", "misaligned_positions",
+                   "no_relative", "decoder_self_cross", "decoder_causal_cross", "decoder_cross")  # fmt: skip
+        return [Trial(system, f"{system}_{size}", flags) for system in systems], ("blimp", "rank", "glue")
+    if study == "delta":
+        return [
+            Trial(f"delta={delta}", f"delta_{size}", (*flags, "--masking.delta", str(delta)))
+            for delta in (0, 0.25, 0.5, 0.75, 1)
+        ], ("blimp", "rank", "glue")
+    if study == "three-ml":
+        flags = (*flags, "--shape.positions", "absolute")
+        depth = recipe(f"mlm_{size}").shape.depth
+        systems = {"k=0": ("mlm", ()), "self": ("three_ml_self", ()), "cross": ("three_ml_cross", ())}
+        for layer in (depth // 4, depth // 2, 3 * depth // 4):
+            systems[f"k={layer}"] = ("three_ml", ("--masking.joins", f"{layer}:0:1"))
+        return [
+            Trial(f"{name},rate={rate}", f"{system}_{size}", (*flags, "--masking.rate", str(rate), *joins))
+            for (name, (system, joins)), rate in itertools.product(systems.items(), (0.15, 0.3, 0.4, 0.5, 0.6))
+        ], ("blimp", "glue")
+    often = (*flags, "--training.save-every", "400", "--training.keep", "0")
+    return [
+        Trial(system, f"{system}_{size}", often) for system in ("mlm", "three_ml_self", "mae_lm")
+    ], ("glue", "squad")  # fmt: skip
+
+
+def jobs_of(options: Options) -> list[Job]:
+    """Pretrainings first, then what is measured of them, the cheap things before the dear."""
+    trials, measures = trials_of(options)
+    latemask = (sys.executable, "-m", "latemask")
+    jobs, later = [], []
+    for trial in trials:
+        run = str(options.out / options.study / trial.name)
+        pretrain = (*latemask, "pretrain", trial.recipe, "--data", str(options.data), "--out", run,
+                    "--resume-if-present", *trial.flags, *shlex.split(options.flags))  # fmt: skip
+        jobs.append(Job(trial.name, pretrain, stop_at_seconds=trial.stop_at_seconds))
+        for rank, measure in enumerate(measures):
+            later += [(rank, Job(f"{trial.name}/{measure}{number or ''}", (*latemask, *command), trial.name))
+                      for number, command in enumerate(_measure(measure, run, options))]  # fmt: skip
+    return jobs + [job for _, job in sorted(later, key=lambda pair: pair[0])]
+
+
+def _measure(measure: Measure, run: str, options: Options) -> list[tuple[str, ...]]:
+    """The commands of a measure; none where its data is not given."""
+    tuned = ("--seeds", str(options.finetuning_seeds))
+    if measure == "blimp" and options.blimp:
+        return [("evaluate", run, "--suite", "blimp", "--data", str(options.blimp), "--precision", "bf16")]
+    if measure == "masked-loss":
+        return [("evaluate", run, "--suite", "masked-loss", "--data", str(options.data))]
+    if measure in ("rank", "theory"):
+        return [(measure, run, "--data", str(options.data))]
+    if measure == "glue" and options.glue:
+        return [("finetune", run, "--task", *options.tasks, "--data", str(options.glue), *tuned)]
+    if measure == "squad" and options.squad:
+        return [("finetune", run, "--task", "squad2", "--data", str(options.squad), *tuned,
+                 "--train", "mini-train-v2.0.json", "--dev", "mini-dev-v2.0.json")]  # fmt: skip
+    if measure == "finetuned-rank" and options.glue:
+        return [("finetune", run, "--task", "mnli", "--data", str(options.glue), "--save", "--out", f"{run}/saved")]
+    return []
+
+
+class Cards:
+    """Jobs over cards: each card takes the first job whose turn has come, until none is left."""
+
+    def __init__(self, jobs: Sequence[Job], out: Path, is_over: Callable[[], bool]):
+        self.jobs, self.out, self.is_over = list(jobs), out, is_over
+        self.done: set[str] = set()
+        self.taken: set[str] = set()
+        self.failed: set[str] = set()
+        self.changed = threading.Condition()
+
+    def work(self, card: int) -> None:
+        """What one card does."""
+        while (job := self._next()) is not None:
+            ended = self._run(job, card)
+            with self.changed:
+                (self.done if ended == 0 else self.failed).add(job.name)
+                self.changed.notify_all()
+                collect(self.out)
+
+    def _next(self) -> Job | None:
+        with self.changed:
+            while not self.is_over():
+                open_jobs = [job for job in self.jobs if job.name not in self.taken]
+                hopeless = [job for job in open_jobs if job.after in self.failed]
+                self.taken |= {job.name for job in hopeless}
+                self.failed |= {job.name for job in hopeless}
+                open_jobs = [job for job in open_jobs if job not in hopeless]
+                ready = [job for job in open_jobs if job.after is None or job.after in self.done]
+                if ready:
+                    self.taken.add(ready[0].name)
+                    return ready[0]
+                if not open_jobs:
+                    return None
+                self.changed.wait(1)
+        return None
+
+    def _run(self, job: Job, card: int) -> int:
+        """The exit status; 0 at once where the job was done before."""
+        label = job.name.replace("/", "-")
+        note = self.out / "jobs" / f"{label}.json"
+        if note.is_file() and json.loads(note.read_text(encoding="utf-8"))["command"] == list(job.command[3:]):
+            return 0
+        started, stops_at = time.monotonic(), job.stop_at_seconds
+        print(f"card {card}: {job.name}", flush=True)
+        environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(card), "PYTHONUNBUFFERED": "1"}
+        with open(self.out / "logs" / f"{label}.log", "ab") as log:
+            while True:
+                process = subprocess.Popen(job.command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+                told = False
+                while process.poll() is None:
+                    if self.is_over() and not told:
+                        process.send_signal(signal.SIGTERM)
+                        told = True
+                    if stops_at is not None and time.monotonic() - started > stops_at:
+                        process.send_signal(signal.SIGTERM)
+                        stops_at = None
+                    time.sleep(0.2)
+                if process.returncode != STOPPED or self.is_over():
+                    break
+        seconds = time.monotonic() - started
+        print(f"card {card}: {job.name} ended with {process.returncode} after {seconds:.0f} s", flush=True)
+        if process.returncode == 0:
+            write_json(note, {"kind": "job", "name": job.name, "command": list(job.command[3:]), "card": card,
+                              "seconds": seconds})  # fmt: skip
+        return process.returncode
+
+
+def collect(out: Path) -> Path:
+    """Pack what is known so far, without weights."""
+    aside, kept = out / ".evidence.tar.gz", out / "evidence.tar.gz"
+    with tarfile.open(aside, "w:gz") as archive:
+        for path in sorted(out.rglob("*")):
+            is_wanted = path.is_file() and path.suffix in KEPT and not any(part in path.name for part in LEFT)
+            if is_wanted and path.stat().st_size <= MOST_BYTES:
+                archive.add(path, path.relative_to(out))
+    aside.replace(kept)
+    return kept
+
+
+def main() -> None:
+    """Run the jobs of a study that are not done."""
+    options = tyro.cli(Options)
+    begun = time.monotonic()
+    stopped = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+
+    def is_over() -> bool:
+        return stopped.is_set() or (options.stop_after is not None and time.monotonic() - begun > options.stop_after)
+
+    for name in ("jobs", "logs"):
+        (options.out / name).mkdir(parents=True, exist_ok=True)
+    cards = Cards(jobs_of(options), options.out, is_over)
+    workers = [threading.Thread(target=cards.work, args=(card,)) for card in options.cards]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    collect(options.out)
+    print(f"{len(cards.done)} of {len(cards.jobs)} jobs done, failed: {', '.join(sorted(cards.failed)) or 'none'}")
+    sys.exit(0 if len(cards.done) == len(cards.jobs) else 1)
+
+
+if __name__ == "__main__":
+    main()

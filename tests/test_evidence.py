@@ -1,0 +1,91 @@
+"""The evidence runs: every command of every study is one that latemask takes, and jobs wait for what they need."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import tarfile
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from latemask import __main__ as command_line
+from latemask.cli.options import parse
+from latemask.cli.pretrain import read
+
+FILE = Path(__file__).parent.parent / "benchmarks" / "evidence.py"
+spec = importlib.util.spec_from_file_location("evidence", FILE)
+assert spec is not None
+assert spec.loader is not None
+evidence = importlib.util.module_from_spec(spec)
+sys.modules["evidence"] = evidence
+spec.loader.exec_module(evidence)
+
+
+def options(study: str, folder: Path, **changes):
+    return evidence.Options(study, folder, folder / "out", folder, folder, folder, **changes)
+
+
+@pytest.mark.parametrize("study", get_args(evidence.Study))
+@pytest.mark.parametrize("size", [None, "tiny"])
+def test_every_command_is_one_that_latemask_takes(study, size, tmp_path):
+    jobs = evidence.jobs_of(options(study, tmp_path, size=size))
+    names = [job.name for job in jobs]
+    assert len(set(names)) == len(names)
+    for place, job in enumerate(jobs):
+        assert job.after is None or job.after in names[:place]
+        name, *rest = job.command[3:]
+        if name == "pretrain":
+            found, run = read(rest)
+            assert found.resume_if_present
+            assert run is not None
+            assert run.training.validation_rate == 0.15
+        else:
+            command = next(command for command in command_line.COMMANDS if command.name == name)
+            parse(command_line.named(command.options), rest, prog=name, positional=command.positional)
+
+
+def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):
+    runs = {}
+    for job in evidence.jobs_of(options("objectives", tmp_path, seeds=(4, 5))):
+        if job.command[3] == "pretrain":
+            runs[job.name] = read(job.command[4:])[1].training
+    assert set(runs) == {f"{system},seed={seed}" for system in ("mlm", "mae_lm") for seed in (4, 5)}
+    assert runs["mlm,seed=4"] == runs["mae_lm,seed=4"] != runs["mlm,seed=5"]
+    assert runs["mlm,seed=4"].steps * 128 * 512 >= 249_900_000
+
+
+def test_jobs_run_once_in_order_over_cards_and_what_failed_stops_only_its_own(tmp_path):
+    def job(name, code, after=None):
+        return evidence.Job(name, (sys.executable, "-c", code, name), after)
+
+    append = f"import sys; open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[1] + ' ')"
+    jobs = [job("a", append), job("b", "raise SystemExit(3)"), job("a/x", append, "a"), job("b/x", append, "b")]
+    for name in ("jobs", "logs"):
+        (tmp_path / name).mkdir()
+    for _ in range(2):
+        cards = evidence.Cards(jobs, tmp_path, lambda: False)
+        cards.work(0)
+        assert (cards.done, cards.failed) == ({"a", "a/x"}, {"b", "b/x"})
+    assert (tmp_path / "order").read_text() == "a a/x "
+    assert json.loads((tmp_path / "jobs" / "a.json").read_text())["card"] == 0
+    with tarfile.open(tmp_path / "evidence.tar.gz") as archive:
+        assert {"jobs/a.json", "jobs/a-x.json", "logs/b.log"} <= set(archive.getnames())
+
+
+def test_a_job_told_to_stop_in_the_middle_is_gone_on_with(tmp_path):
+    code = (
+        "import pathlib, signal, sys, time; file = pathlib.Path(sys.argv[1])\n"
+        "if file.exists(): sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, lambda *_: (file.touch(), sys.exit(75)))\n"
+        "time.sleep(60); sys.exit(1)"
+    )
+    for name in ("jobs", "logs"):
+        (tmp_path / name).mkdir()
+    stopped = evidence.Job("a", (sys.executable, "-c", code, str(tmp_path / "file")), stop_at_seconds=2)
+    cards = evidence.Cards([stopped], tmp_path, lambda: False)
+    cards.work(0)
+    assert cards.done == {"a"}
+    assert (tmp_path / "file").exists()
