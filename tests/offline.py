@@ -13,7 +13,7 @@ FORBIDDEN = {"socket.connect", "socket.sendto", "socket.sendmsg", "socket.getadd
 
 def note(text):
     with open(os.environ["OFFLINE_NOTES"], "a") as file:
-        file.write(f"{text} {os.getpid()} {sys.orig_argv[-1]}\\n")
+        file.write(" ".join([text, str(os.getpid()), *sys.orig_argv]).replace("\\n", " ") + "\\n")
 
 def forbid(event, arguments):
     if event not in FORBIDDEN:

@@ -15,16 +15,27 @@ import torch
 
 from latemask import demo
 from latemask.errors import Refusal
+from offline import Offline
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A finished demo: its folder and what it printed."""
-    out = tmp_path_factory.mktemp("demo") / "out"
+    """A finished demo, made without a network: its folder and what it printed."""
+    folder = tmp_path_factory.mktemp("demo")
+    out, offline = folder / "out", Offline(folder / "hook")
     command = [sys.executable, "-m", "latemask", "demo", "--steps", "8", "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=offline.environment)
     assert done.returncode == 0, done.stderr
     return out, done.stdout
+
+
+def test_the_whole_demo_reaches_for_no_network(made):
+    """Neither it nor its workers nor the fresh process that checks the export: all of them ran under the ban."""
+    offline = Offline(made[0].parent / "hook")
+    assert offline.tries == []
+    assert any("latemask demo" in line for line in offline.starts)
+    assert any("fresh.py" in line for line in offline.starts)
+    assert not (offline.notes.parent / "empty" / "hub").exists()
 
 
 @pytest.mark.timeout(600)

@@ -136,24 +136,28 @@ def test_commands_that_read_nothing_reach_no_network(command, tmp_path):
 
 # --- trackers ---------------------------------------------------------------------------------------------------------
 
-WANDB = '''
+WANDB = """
 import json, os, sys
 class errors:
     class Error(Exception): pass
-class api:
-    api_key = os.environ.get("WANDB_API_KEY") or os.environ.get("KEY_IN_NETRC")
 class Run:
     def log(self, numbers, step): pass
     def finish(self): pass
+def login(prompt=True, verify=True):
+    key = os.environ.get("WANDB_API_KEY") or os.environ.get("KEY_IN_NETRC")
+    if not key and prompt:
+        key = input("wandb: Enter your choice:")
+    if key and verify:
+        raise errors.Error("needs the network")
+    return bool(key)
 def init(mode, **settings):
-    if mode == "online" and not api.api_key:
-        input("wandb: Enter your choice:")
+    login(verify=False, prompt=mode == "online")
     if os.environ.get("BREAKS"):
         raise errors.Error("no such project")
     with open(os.environ["TOLD"], "w") as file:
         json.dump({"mode": mode, **settings}, file)
     return Run()
-'''
+"""
 PROGRAM = """
 from pathlib import Path
 import sys

@@ -121,8 +121,9 @@ class WeightsAndBiases:
             import wandb  # pyright: ignore[reportMissingImports]
         except ImportError:
             raise Refusal("--tracker", "wandb, which is not installed", "pip install latemask[wandb]") from None
-        mode = os.environ.get("WANDB_MODE") or ("online" if wandb.api.api_key else "offline")
-        if mode == "online" and not wandb.api.api_key:  # it would ask for a key
+        is_known = wandb.login(prompt=False, verify=False)
+        mode = os.environ.get("WANDB_MODE") or ("online" if is_known else "offline")
+        if mode == "online" and not is_known:  # it would ask for a key
             raise Refusal("--tracker", "wandb in mode online, without a login", "wandb login, or WANDB_MODE=offline")
         try:
             self.run = wandb.init(project="latemask", name=folder.name, dir=str(folder), config=run, mode=mode)
