@@ -139,9 +139,9 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
     size = options.size or ("small" if study in ("masks", "delta") else "base")
     flags = short_run(options.tokens or (250_000_000 if study == "time" else 100_000_000))
     if study == "masks":
-        systems = ("mlm", "mask_in_encoder", "decoder_resets_mask", "random_replace", "mae_lm", "misaligned_positions",
+        ways = ("mlm", "mask_in_encoder", "decoder_resets_mask", "random_replace", "mae_lm", "misaligned_positions",
                    "no_relative", "decoder_self_cross", "decoder_causal_cross", "decoder_cross")  # fmt: skip
-        return [Trial(system, f"{system}_{size}", flags) for system in systems], ("blimp", "rank", "glue")
+        return [Trial(system, f"{system}_{size}", flags) for system in ways], ("blimp", "rank", "glue")
     if study == "delta":
         return [
             Trial(f"delta={delta}", f"delta_{size}", (*flags, "--masking.delta", str(delta)))
@@ -150,7 +150,11 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
     if study == "three-ml":
         flags = (*flags, "--shape.positions", "absolute")
         depth = recipe(f"mlm_{size}").shape.depth
-        systems = {"k=0": ("mlm", ()), "self": ("three_ml_self", ()), "cross": ("three_ml_cross", ())}
+        systems: dict[str, tuple[str, tuple[str, ...]]] = {
+            "k=0": ("mlm", ()),
+            "self": ("three_ml_self", ()),
+            "cross": ("three_ml_cross", ()),
+        }
         for layer in (depth // 4, depth // 2, 3 * depth // 4):
             systems[f"k={layer}"] = ("three_ml", ("--masking.joins", f"{layer}:0:1"))
         return [

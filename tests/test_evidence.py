@@ -51,7 +51,9 @@ def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):
     runs = {}
     for job in evidence.jobs_of(options("objectives", tmp_path, seeds=(4, 5))):
         if job.command[3] == "pretrain":
-            runs[job.name] = read(job.command[4:])[1].training
+            _, run = read(job.command[4:])
+            assert run is not None
+            runs[job.name] = run.training
     assert set(runs) == {f"{system},seed={seed}" for system in ("mlm", "mae_lm") for seed in (4, 5)}
     assert runs["mlm,seed=4"] == runs["mae_lm,seed=4"] != runs["mlm,seed=5"]
     assert runs["mlm,seed=4"].steps * 128 * 512 >= 249_900_000
