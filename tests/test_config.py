@@ -15,6 +15,7 @@ from latemask import config
 from latemask.config import Decoder, Masking, Run, Shape, Specials, Training
 from latemask.errors import Refusal
 from latemask.joins import DECODER, Join, early, late
+from latemask.rates import RateStep
 from latemask.recipes import names, recipe
 
 NAN, INF = math.nan, math.inf
@@ -34,6 +35,12 @@ DECODER_RULES = [
 MASKING = [
     ("rate", 0.0), ("rate", 1.0), ("rate", -0.15), ("rate", NAN), ("rate", "0.15"), ("delta", 1.5), ("delta", -0.1),
     ("delta", INF), ("filler", (0.8, 0.1, 0.2)), ("filler", (1.2, -0.1, -0.1)), ("filler", (1.0, 0.0)),
+    ("delta", 0.5), ("later_rates", ("0.5",)), ("later_rates", ("0.5:0.3:0.1",)), ("later_rates", ("half:0.3",)),
+    ("later_rates", ("0:0.3",)), ("later_rates", ("1:0.3",)), ("later_rates", ("0.5:0",)), ("later_rates", ("0.5:1",)),
+    ("later_rates", ("nan:0.3",)), ("later_rates", ("0.5:nan",)), ("later_rates", ("0.5:0.3", "0.5:0.2")),
+    ("later_rates", ("0.5:0.3", "0.4:0.2")), ("later_rates", 0.3), ("later_rates", (0.3,)),
+    ("later_rates", tuple(f"0.{n}:0.3" for n in range(1, 7))), ("predicted_share", 0.0), ("predicted_share", 1.1),
+    ("predicted_share", NAN),
     ("filler", (NAN, 0.5, 0.5)), ("vector", "mean"), ("aligned", "yes"), ("joins", (0,)), ("joins", "0"),
     ("joins", ("0:0.5",)), ("joins", ("last",)), ("joins", ("-1",)), ("joins", ("0:0.5:0.2",)), ("joins", ("0:0:2",)),
     ("joins", ({"layer": 0, "start": 0.0, "stop": 1.0},)),
@@ -68,6 +75,10 @@ def test_every_rule_of_a_part_fires_and_names_its_field(kind, part, field, value
     assert refused.value.wanted
 
 
+def falling(*later_rates: str) -> Masking:
+    return Masking(later_rates=later_rates)
+
+
 @pytest.mark.parametrize(
     ("field", "make"),
     [
@@ -78,7 +89,7 @@ def test_every_rule_of_a_part_fires_and_names_its_field(kind, part, field, value
         ("masking.rate", lambda: Run("r", Shape(row_tokens=10), masking=Masking(rate=0.85))),
         ("masking.joins", lambda: Run("r", masking=Masking(joins=()))),
         ("masking.joins", lambda: Run("r", masking=Masking(joins=late()))),
-        ("masking.joins", lambda: Run("r", masking=Masking(delta=0.5))),
+        ("masking.joins", lambda: Run("r", masking=Masking(joins=(), delta=0.5))),
         ("masking.joins", lambda: Run("r", Shape(depth=4), masking=Masking(joins=(Join(4),)))),
         ("masking.joins", lambda: Run("r", decoder=Decoder(sublayers=("self", "cross"), rewrites=True))),
         ("masking.joins", lambda: Run("r", decoder=Decoder(), masking=Masking(joins=()))),
@@ -86,6 +97,17 @@ def test_every_rule_of_a_part_fires_and_names_its_field(kind, part, field, value
         ("masking.vector", lambda: Run("r", masking=Masking(filler=(0.0, 1.0, 0.0), vector="own"))),
         ("masking.vector", lambda: Run("r", decoder=Decoder(sublayers=("self", "cross"), rewrites=True),
                                        masking=Masking(joins=(), vector="own"))),
+        ("masking.later_rates", lambda: Run("r", Shape(row_tokens=10), masking=falling("0.5:0.04"))),
+        ("masking.later_rates", lambda: Run("r", Shape(row_tokens=10), masking=falling("0.2:0.3", "0.5:0.85"))),
+        ("training.max_seconds", lambda: Run("r", masking=falling("0.5:0.1"), training=Training(max_seconds=60))),
+        ("masking.predicted_share", lambda: Run("r", Shape(row_tokens=10), masking=Masking(predicted_share=0.2))),
+        ("masking.predicted_share", lambda: Run("r", Shape(row_tokens=100),
+                                                masking=replace(falling("0.5:0.02"), predicted_share=0.2))),
+        ("masking.predicted_share", lambda: Run("r", decoder=Decoder(sublayers=("self", "cross"), rewrites=True),
+                                                masking=Masking(joins=(), predicted_share=0.5))),
+        ("masking.delta", lambda: Masking(joins=late(), delta=0.5)),
+        ("masking.delta", lambda: config.replace(recipe("mae_lm_tiny"), {"masking.delta": 1})),
+        ("masking.delta", lambda: config.replace(recipe("delta_tiny"), {"masking.joins": ("0:0:0.4", "decoder:0.4:1")})),
         ("decoder", lambda: Run("r", decoder=Shape())),
         ("decoder.positions", lambda: Decoder(sublayers=("cross",), positions="absolute+rotary")),
         ("decoder.positions", lambda: Decoder(width=36, positions="absolute+rotary")),
@@ -105,6 +127,12 @@ def test_the_allowed_borders_are_allowed():
     Training(warmup_share=1.0, clip_norm=None)
     Run("r", Shape(row_tokens=10), masking=Masking(rate=0.84))
     Run("r", Shape(row_tokens=3), masking=Masking(rate=0.17))
+    Run("r", Shape(row_tokens=10), masking=Masking(predicted_share=0.25))
+    Run("r", masking=Masking(later_rates=tuple(f"0.{n}:0.3" for n in range(1, 6))), training=Training(max_tokens=1))
+    assert Masking(joins=late(), delta=0).effective_joins == Masking(joins=(), delta=0).effective_joins
+    Masking(joins=("0:0:0.5", "decoder:0.5:1"), delta=0.5)
+    assert config.replace(recipe("mae_lm_tiny"), {"masking.delta": 0}).plan == recipe("mae_lm_tiny").plan
+    assert config.replace(recipe("delta_tiny"), {"masking.delta": 0.25}).masking.effective_joins[0].stop == 0.25
 
 
 def test_whole_numbers_serve_as_floats_and_lists_as_tuples():
@@ -130,6 +158,33 @@ def test_masked_and_visible_tokens_add_up_and_round_halves_up(rate, row_tokens, 
     run = Run("r", Shape(row_tokens=row_tokens), masking=Masking(rate=rate))
     assert run.masked_tokens == masked
     assert run.visible_tokens + run.masked_tokens == row_tokens
+
+
+# --- stages -----------------------------------------------------------------------------------------------------------
+
+
+@given(st.sets(st.floats(0.001, 0.999), max_size=5), st.integers(1, 3000))
+def test_stages_cut_a_run_without_gap_where_the_shares_say(starts, updates):
+    steps = tuple(RateStep(start, 0.1 + 0.1 * n) for n, start in enumerate(sorted(starts)))
+    run = Run("r", masking=Masking(rate=0.7, later_rates=steps), training=Training(steps=updates))
+    assert [number for stage in run.stages for number in range(stage.first_batch, stage.stop_batch)] == [*range(updates)]
+    rates = [stage.run.masking.rate for stage in run.stages for _ in range(stage.first_batch, stage.stop_batch)]
+    for number, rate in enumerate(rates):
+        begun = [step.rate for step in steps if step.start * updates <= number + 0.5 - 1e-9]
+        assert rate == (begun or [0.7])[-1] or any(abs(step.start * updates - number - 0.5) < 1e-6 for step in steps)
+    assert all(stage.run.masking.later_rates == () for stage in run.stages)
+    assert run.most_masked_tokens == max(stage.run.masked_tokens for stage in run.stages)
+
+
+def test_tokens_bound_the_updates_that_stages_are_cut_from():
+    run = Run("r", masking=Masking(later_rates=("0.5:0.3",)), training=Training(max_tokens=2048 * 512 * 10))
+    assert run.updates == 10
+    assert [stage[:2] for stage in run.stages] == [(0, 5), (5, 10)]
+
+
+def test_rates_are_told_in_words():
+    assert Masking(rate=0.5, later_rates=("0.25:0.3", "0.75:0.15")).rates_text == "0.5, 0.3 from 25%, 0.15 from 75%"
+    assert Masking().rates_text == "0.15"
 
 
 # --- run.json ---------------------------------------------------------------------------------------------------------
@@ -159,13 +214,15 @@ def runs(draw: st.DrawFn) -> Run:
     ]
     joins = [Join(layer, start, stop) for layer, start, stop in zip(chosen, ends, ends[1:], strict=False)]
     joins[-1] = replace(joins[-1], stop=1.0)
+    starts = sorted(draw(st.sets(st.floats(0.001, 0.999), max_size=5)))
+    steps = tuple(RateStep(start, draw(st.floats(0.1, 0.8))) for start in starts)
     masking = Masking(
         rate=draw(st.floats(0.1, 0.8)), joins=tuple(joins), vector=draw(st.sampled_from(["token", "own"])),
-        aligned=draw(st.booleans()),
+        aligned=draw(st.booleans()), predicted_share=draw(st.floats(0.8, 1)), later_rates=steps,
     )  # fmt: skip
     training = Training(
         steps=draw(st.integers(1, 10**9)), max_tokens=draw(st.none() | st.integers(1, 10**15)),
-        max_seconds=draw(st.none() | positive), learning_rate=draw(positive), warmup_share=draw(share),
+        max_seconds=None if steps else draw(st.none() | positive), learning_rate=draw(positive), warmup_share=draw(share),
         betas=(draw(st.floats(0, 0.999)), draw(st.floats(0, 0.999))), clip_norm=draw(st.none() | positive),
         seed=draw(st.integers(0, 2**63 - 1)), validation_rate=draw(st.none() | st.floats(0.01, 0.99)),
     )  # fmt: skip

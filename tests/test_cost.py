@@ -116,7 +116,7 @@ def variants() -> dict[str, Run]:
         "narrow decoder": Run("x", TINY, NARROW, Masking(joins=late(), rate=0.4)),
         "wide decoder": Run("x", TINY, wide, Masking(joins=late(), rate=0.4)),
         "cross only": Run("x", TINY, cross, Masking(joins=late(), rate=0.4)),
-        "self and cross, a part early": Run("x", TINY, both, Masking(delta=0.4, rate=0.4)),
+        "self and cross, a part early": Run("x", TINY, both, Masking(joins=(), delta=0.4, rate=0.4)),
         "rewriting": Run("x", TINY, rewriting, Masking(joins=(), rate=0.4)),
         "gradual": Run("x", TINY, None, Masking(joins=growing, rate=0.4)),
         "reset at the door": Run("x", TINY, NARROW, Masking(joins=(Join(0), Join("decoder")), rate=0.4)),

@@ -18,6 +18,7 @@ from latemask.config import replace
 from latemask.downstream.claims import claimed
 from latemask.errors import Refusal
 from latemask.joins import DECODER, Join
+from latemask.rates import RateStep
 from latemask.recipes import recipe
 from latemask.report.folders import read_folders
 from latemask.report.page import ReportOptions, run_report
@@ -52,7 +53,8 @@ def folders_of(out: Path) -> list[str]:
     ("masking.delta=0,.25, 1", [0.0, 0.25, 1.0]),
     ("training.steps=1,20", [1, 20]),
     ("training.batch-rows=4,8", [4, 8]),
-    ("masking.delta=none,0.5", [None, 0.5]),
+    ("training.validation_rate=none,0.5", [None, 0.5]),
+    ("masking.later-rates=none,.5:.3 .8:.1", [(), (RateStep(0.5, 0.3), RateStep(0.8, 0.1))]),
     ("training.decay=linear,cosine", ["linear", "cosine"]),
     ("masking.aligned=true,False", [True, False]),
     ("training.betas=.9 .98,.9 .999", [(0.9, 0.98), (0.9, 0.999)]),

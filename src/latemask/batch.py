@@ -13,14 +13,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """B rows of N = V + M tokens; M is the same for every row.
+    """B rows of N = V + M tokens; M is the same for every row, and so is the number P of them that is predicted.
 
     All tensors share one device. ``seats`` differs from ``positions`` only where positions are misaligned
     (MAE-LM Table 2); ``real`` is None where no visible token is padding, as in all pretraining.
     """
 
     ids: Int[Tensor, "B N"]
-    """Token ids: V visible in their order, then the M masked ones (the targets) in random order."""
+    """Token ids: V visible in their order, then the M masked ones in random order; the last P are the targets."""
     positions: Int[Tensor, "B N"]
     """True position of each token in its row, from 0."""
     seats: Int[Tensor, "B N"]
@@ -31,6 +31,8 @@ class Batch:
     """Which document of the row each token belongs to, from 0."""
     real: Bool[Tensor, "B V"] | None = None
     """Which visible tokens are not padding."""
+    n_unpredicted: int = 0
+    """M - P: this many masked tokens, the first to join, give no loss."""
 
     @property
     def rows(self) -> int:
@@ -48,14 +50,20 @@ class Batch:
         return self.filler.shape[1]
 
     @property
-    def targets(self) -> Int[Tensor, "B M"]:
-        """True ids of the masked tokens."""
-        return self.ids[:, self.n_visible :]
+    def first_predicted(self) -> int:
+        """Place in the row of the first predicted token; all after it are predicted too."""
+        return self.n_visible + self.n_unpredicted
+
+    @property
+    def targets(self) -> Int[Tensor, "B P"]:
+        """True ids of the predicted tokens."""
+        return self.ids[:, self.first_predicted :]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with ``change`` applied to every tensor."""
         values = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
-        return dataclasses.replace(self, **{name: change(value) for name, value in values.items() if value is not None})
+        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return dataclasses.replace(self, **{name: change(value) for name, value in tensors.items()})
 
     def to(self, device: torch.device | str) -> Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))

@@ -330,7 +330,7 @@ def _ours(entry: Entry, batch: Batch, device: torch.device) -> tuple[nn.Module, 
         reads_predicted_only = False
 
         def forward(self, encoded, batch, mask, tokens) -> Prediction:
-            return Prediction(encoded.x[:, batch.n_visible :], batch.targets)
+            return Prediction(encoded.x[:, batch.first_predicted :], batch.targets)
 
     model = Pretrainer(entry.run)
     if entry.is_plain:

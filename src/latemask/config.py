@@ -7,84 +7,22 @@ Each field states its unit and meaning right below itself. Validation happens at
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import sys
-import types
 from dataclasses import dataclass, field
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 from latemask.errors import Refusal
+from latemask.fields import Spelled, Typed, require, typed
 from latemask.joins import Join, Plan, count, early, fraction
+from latemask.rates import MOST_RATES, RateStep
 
 Positions = Literal["absolute", "absolute+relative", "rotary"]
 Sublayer = Literal["self", "cross"]
 
 
-def require(holds: bool, where: str, found: object, wanted: str) -> None:
-    """Raise ``Refusal`` naming the field ``where`` unless the rule ``holds``."""
-    if not holds:
-        raise Refusal(where, repr(found), wanted)
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def typed(hint: Any, value: Any, where: str) -> Any:
-    """``value`` as the annotated type ``hint``: JSON's lists become tuples, whole numbers floats, strings Joins.
-
-    Raises ``Refusal`` naming ``where`` for anything ill-typed, unknown or missing.
-    """
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        if isinstance(value, hint):
-            return value
-        if hint is Join:
-            require(isinstance(value, str), where, value, "a text such as 'decoder:0.2:1'")
-            return Join.parse(value)
-        require(isinstance(value, dict), where, value, f"the fields of {hint.__name__}")
-        hints = _hints(hint)
-        prefix = f"{where}: " if where.endswith(".json") else f"{where}."
-        for name in sorted(value.keys() - hints.keys()):
-            raise Refusal(f"{prefix}{name}", "an unknown field", f"one of {', '.join(hints)}")
-        for name in sorted(hints.keys() - value.keys()):
-            raise Refusal(f"{prefix}{name}", "nothing", "this field")
-        return hint(**{name: typed(hints[name], item, f"{prefix}{name}") for name, item in value.items()})
-    origin, arguments = get_origin(hint), get_args(hint)
-    if origin is Literal:
-        require(value in arguments, where, value, " or ".join(map(str, arguments)))
-        return value
-    if origin in (Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        return typed(next(argument for argument in arguments if argument is not type(None)), value, where)
-    if origin is tuple:
-        require(isinstance(value, tuple | list), where, value, "a list")
-        if arguments[-1] is Ellipsis:
-            return tuple(typed(arguments[0], item, where) for item in value)
-        require(len(value) == len(arguments), where, value, f"{len(arguments)} values")
-        return tuple(typed(argument, item, where) for argument, item in zip(arguments, value, strict=True))
-    if hint is float:
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        require(is_number and abs(value) <= sys.float_info.max, where, value, "a finite number")
-        return float(value)
-    require(type(value) is hint, where, value, {int: "a whole number", bool: "true or false", str: "a text"}[hint])
-    return value
-
-
-class _Typed:
-    """Checks each field against its annotation, before the rules of the class."""
-
-    _part = ""
-
-    def __post_init__(self) -> None:
-        for name, hint in _hints(type(self)).items():
-            object.__setattr__(self, name, typed(hint, getattr(self, name), f"{self._part}{name}"))
-
-
 @dataclass(frozen=True)
-class Specials(_Typed):
+class Specials(Typed):
     """Ids of the five special tokens; none of them is ever masked or drawn as a filler."""
 
     _part = "shape.specials."
@@ -107,7 +45,7 @@ class Specials(_Typed):
 
 
 @dataclass(frozen=True)
-class Shape(_Typed):
+class Shape(Typed):
     """The encoder: what is kept after pretraining."""
 
     _part = "shape."
@@ -175,7 +113,7 @@ class Shape(_Typed):
 
 
 @dataclass(frozen=True)
-class Decoder(_Typed):
+class Decoder(Typed):
     """What is thrown away after pretraining."""
 
     _part = "decoder."
@@ -213,17 +151,22 @@ class Decoder(_Typed):
 
 
 @dataclass(frozen=True)
-class Masking(_Typed):
+class Masking(Typed):
     """Which tokens are masked, when they join, and what they show when they join early."""
 
     _part = "masking."
 
     rate: float = 0.15
     """Share of a row's tokens that is masked; every row masks exactly round(rate * row_tokens)."""
+    later_rates: tuple[RateStep, ...] = ()
+    """Rates that follow, as START:RATE: from the share START of the run's updates on, RATE. At most five, so that a run
+    has at most six. The borders lie between whole updates and follow from the planned number of them alone."""
+    predicted_share: float = 1.0
+    """Share of a row's masked tokens that is predicted: the last ones to join. The others give no loss (ours)."""
     joins: tuple[Join, ...] = field(default_factory=early)
-    """When the masked tokens take their seats."""
+    """When the masked tokens take their seats. Empty where `delta` says so, or where the decoder rewrites the row."""
     delta: float | None = None
-    """Figure 4: this share of the masked tokens joins the encoder's input, the rest the decoder's; replaces joins."""
+    """Figure 4: this share of the masked tokens joins the encoder's input, the rest the decoder's; None: `joins`."""
     filler: tuple[float, float, float] = (1.0, 0.0, 0.0)
     """Shares of early masked tokens that show [MASK], a random token, their own token (BERT: .8 .1 .1)."""
     vector: Literal["token", "own"] = "token"
@@ -234,17 +177,62 @@ class Masking(_Typed):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(0 < self.rate < 1, "masking.rate", self.rate, "more than 0 and less than 1")
+        require(len(self.later_rates) < MOST_RATES, "masking.later_rates", self._texts(self.later_rates),
+                f"at most {MOST_RATES - 1} rates after masking.rate")  # fmt: skip
+        rises = all(before.start < after.start for before, after in pairwise(self.later_rates))
+        require(rises, "masking.later_rates", self._texts(self.later_rates), "starts that rise")
+        require(0 < self.predicted_share <= 1, "masking.predicted_share", self.predicted_share,
+                "more than 0, at most 1")  # fmt: skip
         require(self.delta is None or 0 <= self.delta <= 1, "masking.delta", self.delta, "0 <= delta <= 1")
+        require(self.delta is None or not self.joins or self._seated() == self._seated(fraction(self.delta)),
+                "masking.delta", f"{self.delta} beside masking.joins {self._texts(self.joins)}",
+                "one of them: no joins (--masking.joins with nothing after it), or delta none")  # fmt: skip
         require(min(self.filler) >= 0 and abs(sum(self.filler) - 1) < 1e-9, "masking.filler", self.filler,
                 "three shares (mask, random, own) that add up to 1")  # fmt: skip
 
     def masked_tokens(self, row_tokens: int) -> int:
-        """M, the same for every row."""
+        """M, the same for every row: of the first stage, where later rates follow."""
         return count(self.rate, row_tokens)
+
+    def predicted_tokens(self, row_tokens: int) -> int:
+        """How many of these M are predicted, the same for every row."""
+        return count(self.predicted_share, self.masked_tokens(row_tokens))
+
+    def at(self, rate: float) -> Masking:
+        """The same at one rate throughout."""
+        return dataclasses.replace(self, rate=rate, later_rates=())
+
+    def stages(self, updates: int) -> tuple[tuple[int, Masking], ...]:
+        """(First batch, masking at the stage's rate) of each stage of a run of so many updates; a stage that would hold
+        no batch is left out. Batches beyond the last update, after skipped ones, belong to the last stage."""
+        firsts = [0, *(count(step.start, updates) for step in self.later_rates)]
+        rates = [self.rate, *(step.rate for step in self.later_rates)]
+        stops = [*firsts[1:], max(updates, 1)]
+        return tuple((first, self.at(rate)) for first, stop, rate in zip(firsts, stops, rates, strict=True)
+                     if first < stop)  # fmt: skip
+
+    @property
+    def effective_joins(self) -> tuple[Join, ...]:
+        """``joins``, or what ``delta`` says in their place."""
+        return self.joins if self.delta is None else fraction(self.delta)
+
+    @property
+    def rates_text(self) -> str:
+        """The rate in words: 0.5, or 0.5, 0.3 from 40%, 0.15 from 80% (of the run)."""
+        if not self.later_rates:
+            return f"{self.rate:.3g}"
+        return ", ".join([f"{self.rate:.3g}", *(f"{step.rate:.3g} from {step.start:.0%}" for step in self.later_rates)])
+
+    def _seated(self, joins: tuple[Join, ...] | None = None) -> list[Join]:
+        return [join for join in (self.joins if joins is None else joins) if join.start < join.stop]
+
+    @staticmethod
+    def _texts(values: tuple[object, ...]) -> str:
+        return " ".join(map(str, values))
 
 
 @dataclass(frozen=True)
-class Training(_Typed):
+class Training(Typed):
     """The optimizer, the schedule and the loop (MAE-LM Table 4 where the paper says)."""
 
     _part = "training."
@@ -298,7 +286,7 @@ class Training(_Typed):
     validation_rows: int = 1024
     """Most rows per validation."""
     validation_rate: float | None = None
-    """Masking rate of the validation; None: `masking.rate`."""
+    """Masking rate of the validation, the same throughout; None: `masking.rate`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -324,8 +312,17 @@ class Training(_Typed):
                 self.validation_rate, "more than 0 and less than 1, or none")  # fmt: skip
 
 
+class Stage(NamedTuple):
+    """A part of a run whose masking rate is one number."""
+
+    first_batch: int
+    stop_batch: int
+    run: Run
+    """The run at this stage's rate."""
+
+
 @dataclass(frozen=True)
-class Run(_Typed):
+class Run(Typed):
     """One pretraining run: a recipe with every number filled in."""
 
     recipe: str
@@ -337,11 +334,19 @@ class Run(_Typed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        plan, masked = self.plan, self.masked_tokens
-        require(masked >= 1, "masking.rate", self.masking.rate,
-                f"at least one masked token in a row of {self.shape.row_tokens}")  # fmt: skip
-        require(masked <= self.shape.row_tokens - 2, "masking.rate", self.masking.rate,
-                f"at least one visible token besides `<s>` in a row of {self.shape.row_tokens}")  # fmt: skip
+        plan, row_tokens = self.plan, self.shape.row_tokens
+        for rate in (self.masking.rate, *(step.rate for step in self.masking.later_rates)):
+            where = "masking.rate" if rate == self.masking.rate else "masking.later_rates"
+            masked = count(rate, row_tokens)
+            require(masked >= 1, where, rate, f"at least one masked token in a row of {row_tokens}")
+            require(masked <= row_tokens - 2, where, rate,
+                    f"at least one visible token besides `<s>` in a row of {row_tokens}")  # fmt: skip
+            require(count(self.masking.predicted_share, masked) >= 1, "masking.predicted_share",
+                    self.masking.predicted_share, f"at least one predicted token of {masked} masked ones")  # fmt: skip
+        require(not self.masking.later_rates or self.training.max_seconds is None, "training.max_seconds",
+                self.training.max_seconds, "none where masking.later_rates follow the number of updates")  # fmt: skip
+        require(not self.rewrites or self.masking.predicted_share == 1, "masking.predicted_share",
+                self.masking.predicted_share, "1 where the decoder rewrites the whole row")  # fmt: skip
         if self.rewrites:
             require(not plan.arrivals, "masking.joins", self.masking.joins, "none when the decoder rewrites the row")
         elif self.decoder is None:
@@ -359,13 +364,42 @@ class Run(_Typed):
     @property
     def plan(self) -> Plan:
         """The joins, resolved against the encoder's depth."""
-        joins = self.masking.joins if self.masking.delta is None else fraction(self.masking.delta)
-        return Plan.of(joins, self.shape.depth, has_filling_decoder=self.decoder is not None and not self.rewrites)
+        has_filling_decoder = self.decoder is not None and not self.rewrites
+        return Plan.of(self.masking.effective_joins, self.shape.depth, has_filling_decoder)
+
+    @property
+    def updates(self) -> int:
+        """Planned updates of the weights: ``training.steps``, or as many as ``training.max_tokens`` allow."""
+        training = self.training
+        if training.max_tokens is None:
+            return training.steps
+        return min(training.steps, max(1, training.max_tokens // (training.batch_rows * self.shape.row_tokens)))
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Where the masking rate changes, and the run at each rate; one stage where it does not change."""
+        if not self.masking.later_rates:
+            return (Stage(0, self.updates, self),)
+        found = self.masking.stages(self.updates)
+        stops = [*(first for first, _ in found[1:]), self.updates]
+        return tuple(Stage(first, stop, dataclasses.replace(self, masking=masking))
+                     for (first, masking), stop in zip(found, stops, strict=True))  # fmt: skip
 
     @property
     def masked_tokens(self) -> int:
-        """M."""
+        """M; where the rate changes, that of the first stage."""
         return self.masking.masked_tokens(self.shape.row_tokens)
+
+    @property
+    def most_masked_tokens(self) -> int:
+        """The largest M of all stages: what every row must be able to carry."""
+        return max(stage.run.masked_tokens for stage in self.stages)
+
+    @property
+    def predicted_tokens(self) -> int:
+        """Predicted positions of a row: masked ones, or all but the first where the row is rewritten."""
+        row_tokens = self.shape.row_tokens
+        return row_tokens - 1 if self.rewrites else self.masking.predicted_tokens(row_tokens)
 
     @property
     def visible_tokens(self) -> int:
@@ -374,7 +408,7 @@ class Run(_Typed):
 
     def to_json(self) -> str:
         def plain(value: Any) -> Any:
-            if isinstance(value, Join):
+            if isinstance(value, Spelled):
                 return str(value)
             if dataclasses.is_dataclass(value) and not isinstance(value, type):
                 return {f.name: plain(getattr(value, f.name)) for f in dataclasses.fields(value)}

@@ -3,16 +3,17 @@
 Only matrix products are counted, forward and backward (three times the forward), attention in full even where it is
 causal; embeddings, norms and recomputation inside attention kernels count nothing. For MLM this is
 
-    6 N_lin + 12 L N D + (M/N) 6 (T D + D D),   N_lin = L (4 D D + 2 D F)   FLOPs per token,
+    6 N_lin + 12 L N D + (P/N) 6 (T D + D D),   N_lin = L (4 D D + 2 D F)   FLOPs per token,
 
-with T padded to a multiple of 64. Two counts are kept apart. **plain** is the objective as everybody runs it: every
+with T padded to a multiple of 64 and P predicted positions. Two counts are kept apart. **plain** is the objective as everybody runs it: every
 block on all of its tokens; MFU is stated on it. **executed** is what this package multiplies: the last block before the
-head only at the predicted positions, a cross-only decoder on the masked positions alone. Both see the encoder's row
-grow as the joins say.
+head only at the predicted positions, a cross-only decoder on these alone. Both see the encoder's row grow as the joins
+say. Where the masking rate changes in the run, they are means over its batches.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -60,14 +61,27 @@ class FlopsPerToken(NamedTuple):
     executed: float
 
 
-def flops_per_token(run: Run) -> FlopsPerToken:
-    """FLOPs per token of the row, forward and backward."""
-    return FlopsPerToken(flops(run, executed=False).total, flops(run, executed=True).total)
+def flops_per_token(run: Run, batches: range | None = None) -> FlopsPerToken:
+    """FLOPs per token of the row, forward and backward: the mean over the run, or over these ``batches`` of it."""
+    return FlopsPerToken(*(flops(run, executed=executed, batches=batches).total for executed in (False, True)))
 
 
-def flops(run: Run, *, executed: bool) -> Flops:
-    """The count by part: as executed here, or of the plain objective."""
-    shape, decoder, predicted = run.shape, run.decoder, _predicted(run)
+def flops(run: Run, *, executed: bool, batches: range | None = None) -> Flops:
+    """The count by part: as executed here, or of the plain objective; the mean as in ``flops_per_token``."""
+    stages = run.stages
+    if len(stages) == 1:
+        return _flops_at_one_rate(stages[0].run, executed=executed)
+    batches = range(run.updates) if not batches else batches
+    counts = [min(stage.stop_batch, batches.stop) - max(stage.first_batch, batches.start) for stage in stages]
+    counts[-1] = batches.stop - max(stages[-1].first_batch, batches.start)
+    weighed = [(count, _flops_at_one_rate(stage.run, executed=executed))
+               for count, stage in zip(counts, stages, strict=True) if count > 0]  # fmt: skip
+    return Flops(*(sum(count * getattr(one, part.name) for count, one in weighed) / len(batches)
+                   for part in dataclasses.fields(Flops)))  # fmt: skip
+
+
+def _flops_at_one_rate(run: Run, *, executed: bool) -> Flops:
+    shape, decoder, predicted = run.shape, run.decoder, run.predicted_tokens
     encoder = [_products(("self",), shape.width, shape.feedforward, 0, tokens)
                for tokens in encoder_tokens(run, executed=executed)]  # fmt: skip
     decoding, width = 0, shape.width
@@ -86,10 +100,13 @@ def flops(run: Run, *, executed: bool) -> Flops:
 
 
 def encoder_tokens(run: Run, *, executed: bool) -> list[BlockTokens]:
-    """Tokens inside each encoder block; without a decoder the last one need answer only the masked positions."""
+    """Tokens inside each encoder block; without a decoder the last one need answer only the predicted ones.
+
+    At the rate that the run begins with, as in ``decoder_tokens``.
+    """
     blocks = [BlockTokens(n, n) for n in run.plan.lengths(run.visible_tokens, run.masked_tokens)]
     if executed and run.decoder is None:
-        blocks[-1] = blocks[-1]._replace(queries=run.masked_tokens)
+        blocks[-1] = blocks[-1]._replace(queries=run.predicted_tokens)
     return blocks
 
 
@@ -99,17 +116,12 @@ def decoder_tokens(run: Run, *, executed: bool) -> list[BlockTokens]:
         return []
     memory = run.plan.lengths(run.visible_tokens, run.masked_tokens)[-1] if "cross" in run.decoder.sublayers else 0
     if run.rewrites:
-        return [BlockTokens(_predicted(run), _predicted(run), memory)] * run.decoder.depth
-    tokens = run.masked_tokens if executed and run.decoder.sublayers == ("cross",) else run.shape.row_tokens
+        return [BlockTokens(run.predicted_tokens, run.predicted_tokens, memory)] * run.decoder.depth
+    tokens = run.predicted_tokens if executed and run.decoder.sublayers == ("cross",) else run.shape.row_tokens
     blocks = [BlockTokens(tokens, tokens, memory)] * run.decoder.depth
     if executed:
-        blocks[-1] = blocks[-1]._replace(queries=run.masked_tokens)
+        blocks[-1] = blocks[-1]._replace(queries=run.predicted_tokens)
     return blocks
-
-
-def _predicted(run: Run) -> int:
-    """Predicted positions of a row: the masked ones, or all but the first where the row is rewritten."""
-    return run.shape.row_tokens - 1 if run.rewrites else run.masked_tokens
 
 
 def _products(
@@ -186,9 +198,15 @@ def memory(run: Run, micro_rows: int, *, bytes_per_number: int = 2) -> Memory:
     Each linear layer keeps its input, attention its queries, keys, values and output, GELU and LayerNorm their inputs.
     In fp32 dropout keeps a byte mask, and at the head's peak three numbers stand for each logit: the log-probability,
     its gradient and the logit's. Under bf16 the kernels keep no mask and one number for each logit.
+    Where the masking rate changes, the stage that needs most counts.
     """
-    shape, decoder, predicted = run.shape, run.decoder, _predicted(run)
-    size = bytes_per_number
+    row = max(_row_bytes(stage.run, bytes_per_number) for stage in run.stages)
+    state = parameters(run).total * (16 + (bytes_per_number if bytes_per_number < 4 else 0))
+    return Memory(state, row * micro_rows, row)
+
+
+def _row_bytes(run: Run, size: int) -> int:
+    shape, decoder = run.shape, run.decoder
     row = sum(_block_bytes(("self",), shape.width, shape.feedforward, 0, size, shape.dropout > 0, tokens)
               for tokens in encoder_tokens(run, executed=True))  # fmt: skip
     width = shape.width
@@ -196,9 +214,7 @@ def memory(run: Run, micro_rows: int, *, bytes_per_number: int = 2) -> Memory:
         width = decoder.width
         row += sum(_block_bytes(decoder.sublayers, width, decoder.feedforward, shape.width, size, decoder.dropout > 0,
                                 tokens) for tokens in decoder_tokens(run, executed=True))  # fmt: skip
-    row += predicted * (4 * size * width + (12 if size == 4 else size) * shape.padded_vocabulary)
-    state = parameters(run).total * (16 + (size if size < 4 else 0))
-    return Memory(state, row * micro_rows, row)
+    return row + run.predicted_tokens * (4 * size * width + (12 if size == 4 else size) * shape.padded_vocabulary)
 
 
 def _block_bytes(

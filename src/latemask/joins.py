@@ -9,19 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 from latemask.errors import Refusal
+from latemask.fields import Spelled
 
 DECODER: Literal["decoder"] = "decoder"
 
 
 @dataclass(frozen=True)
-class Join:
+class Join(Spelled):
     """Before block ``layer`` (counted from 0; "decoder": the decoder's door), masked tokens ``start..stop`` join.
 
     Raises ``Refusal`` where the fractions are not ``0 <= start <= stop <= 1`` or the layer is negative.
     """
+
+    example: ClassVar[str] = "decoder:0.2:1"
+    metavar: ClassVar[str] = "LAYER[:START:STOP]"
 
     layer: int | Literal["decoder"]
     start: float = 0.0

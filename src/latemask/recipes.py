@@ -249,7 +249,7 @@ def delta(size: Size) -> Run:
     Paper, base: the more join early, the lower GLUE; 86.1 at 0, about MLM's 85.2 at 1.
     ``latemask sweep delta_base --vary masking.delta=0,.25,.5,.75,1 --data data/en --out runs/delta``
     """
-    return replace(mae_lm(size), recipe="delta_" + size, masking=Masking(delta=0.5))
+    return replace(mae_lm(size), recipe="delta_" + size, masking=Masking(joins=(), delta=0.5))
 
 
 def gradual(size: Size) -> Run:

@@ -16,7 +16,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 
 from latemask.config import Run, replace
 from latemask.errors import Refusal
-from latemask.joins import Join
+from latemask.fields import Spelled
 
 T = TypeVar("T")
 
@@ -28,16 +28,17 @@ _registry = ConstructorRegistry()
 
 
 @_registry.primitive_rule
-def _join(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
-    """A Join stays text here; ``replace`` reads it."""
-    if info.type is not Join:
+def _spelled(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
+    """A Join or a RateStep stays text here; ``replace`` reads it."""
+    kind = info.type
+    if not (isinstance(kind, type) and issubclass(kind, Spelled)):
         return None
     return PrimitiveConstructorSpec(
         nargs=1,
-        metavar="LAYER[:START:STOP]",
+        metavar=kind.metavar,
         instance_from_str=lambda words: words[0],
-        is_instance=lambda value: isinstance(value, Join),
-        str_from_instance=lambda join: [str(join)],
+        is_instance=lambda value: isinstance(value, kind),
+        str_from_instance=lambda value: [str(value)],
     )
 
 

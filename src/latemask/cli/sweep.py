@@ -24,7 +24,7 @@ from latemask import console
 from latemask.cli.options import FROM_DATA, parse, parse_run
 from latemask.config import Run, replace
 from latemask.errors import Refusal
-from latemask.joins import Join
+from latemask.fields import Spelled
 from latemask.recipes import recipe
 from latemask.writing import write_json, write_whole
 
@@ -42,7 +42,7 @@ class SweepOptions:
 
     vary: UseAppendAction[tuple[str, ...]]
     """A field and its values, as in masking.delta=0,.25,.5,.75,1. Several --vary: every combination. A field of several
-    values takes them with spaces: "masking.joins=0,decoder,0:0:0.2 decoder:0.2:1"."""
+    values takes them with spaces: "masking.joins=0,decoder,0:0:0.2 decoder:0.2:1"; none stands for no value."""
     data: Path
     """Folder of prepared text (`latemask prepare`)."""
     out: Path
@@ -156,7 +156,7 @@ def _plain(hint: Any, text: str) -> Any:
             return None
         return _plain(next(argument for argument in arguments if argument is not type(None)), text)
     if origin is tuple:
-        return [_plain(arguments[0], word) for word in text.split()]
+        return [] if text.lower() == "none" else [_plain(arguments[0], word) for word in text.split()]
     if hint is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
     for number in (int, float) if hint in (int, float) else ():
@@ -172,7 +172,7 @@ def _text(value: Any) -> str:
     if isinstance(value, tuple):
         return "+".join(map(_text, value))
     shown = f"{value:.10g}" if isinstance(value, float) else str(value)
-    return re.sub(r"[^\w.+-]", "-", shown if isinstance(value, Join) else shown.lower())
+    return re.sub(r"[^\w.+-]", "-", shown if isinstance(value, Spelled) else shown.lower())
 
 
 def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:

@@ -6,11 +6,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from latemask.config import _Typed, require
+from latemask.fields import Typed, require
 
 
 @dataclass(frozen=True)
-class Settings(_Typed):
+class Settings(Typed):
     """One fine-tuning. Defaults: MAE-LM Tables 5 and 6 where they have one value."""
 
     epochs: int = 3

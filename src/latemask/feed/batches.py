@@ -1,4 +1,5 @@
-"""``batch_at(index)`` is pure: rows, their order and their masks follow from (seed, index) alone.
+"""``batch_at(index)`` is pure: rows, their order and their masks follow from (seed, index) alone, and, where the masking
+rate changes, from the planned number of updates.
 
 A row of N tokens is ``<s>`` and the next N - 1 tokens of the stream. Row order is keyed by (seed, epoch), masks by
 (seed, epoch, row): the same batches on any number of processes, in any split, and resuming needs only an integer.
@@ -6,6 +7,7 @@ A row of N tokens is ``<s>`` and the next N - 1 tokens of the stream. Row order 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -113,10 +115,25 @@ class Rows:
 
 
 class TrainingBatches:
-    """Global batches of ``batch_rows`` rows; a batch may straddle two epochs."""
+    """Global batches of ``batch_rows`` rows; a batch may straddle two epochs, but has one masking rate.
 
-    def __init__(self, rows: Rows, masking: Masking, batch_rows: int, seed: int):
-        self.rows, self.masking, self.batch_rows, self.seed = rows, masking, batch_rows, seed
+    ``updates``: the planned number of them, which the borders of ``masking.later_rates`` follow from; it may be None
+    where there are none. ``rows`` must be able to carry the masks of every stage.
+    """
+
+    def __init__(self, rows: Rows, masking: Masking, batch_rows: int, seed: int, updates: int | None = None):
+        if updates is None and masking.later_rates:
+            raise ValueError("masking.later_rates without the planned number of updates")
+        self.rows, self.batch_rows, self.seed = rows, batch_rows, seed
+        self.stages = masking.stages(updates or 1)
+
+    def masking_at(self, index: int) -> Masking:
+        """How batch ``index`` is masked: at the rate of its stage."""
+        return self.stages[bisect_right(self.stages, index, key=lambda stage: stage[0]) - 1][1]
+
+    def new_shapes_from(self, index: int) -> list[int]:
+        """Batch ``index`` and the first one of each later stage: every shape that is still to come, once."""
+        return [index, *(first for first, _ in self.stages if first > index)]
 
     def epoch_of(self, index: int) -> float:
         """Epochs seen before batch ``index``."""
@@ -133,7 +150,7 @@ class TrainingBatches:
     ) -> Batch:
         """Rows ``start..stop`` of batch ``index`` (all of them by default), masked on ``device``."""
         epoch, row = self.keys_at(index, start, stop)
-        return self.rows.batch(row, self.masking, self.seed, epoch, device)
+        return self.rows.batch(row, self.masking_at(index), self.seed, epoch, device)
 
 
 class ValidationBatches:
@@ -153,7 +170,7 @@ class ValidationBatches:
         return self.rows.batch(numbers, self.masking, VALIDATION_SEED, np.zeros(len(numbers), np.int64))
 
     def sources(self, start: int, stop: int, batch: Batch) -> np.ndarray | None:
-        """Source index of each masked token [B, M] of ``batch(start, stop)``; None where the corpus names none."""
+        """Source index of each predicted token [B, P] of ``batch(start, stop)``; None where the corpus names none."""
         if self.rows.stream.sources is None:
             return None
-        return self.rows.sources(self.numbers[start:stop], batch.positions[:, batch.n_visible :].numpy())
+        return self.rows.sources(self.numbers[start:stop], batch.positions[:, batch.first_predicted :].numpy())

@@ -89,7 +89,8 @@ def lay_out(
     epoch: Int[Tensor, " B"],
     row: Int[Tensor, " B"],
 ) -> Batch:
-    """Mask exactly M = round(rate * N) ordinary tokens of each row of ``ids``, and append them shuffled.
+    """Mask exactly M = round(rate * N) ordinary tokens of each row of ``ids``, and append them shuffled; the last
+    P = round(predicted_share * M) of them are to be predicted.
 
     ``epoch`` and ``row`` are the keys of each row's noise; all tensors are int64 on one device. On a GPU nothing waits
     for it, so rows with too few ordinary tokens must be kept out before (``feed.batches.Rows`` does). Raises
@@ -130,6 +131,7 @@ def lay_out(
         seats=positions if masking.aligned else place.expand_as(positions),
         filler=filler,
         document=document.gather(1, positions),
+        n_unpredicted=masked_tokens - masking.predicted_tokens(row_tokens),
     )
 
 

@@ -1,6 +1,7 @@
 """What is thrown away after pretraining: three ways from the encoder's output to predictions.
 
-``NoDecoder`` and ``FillingDecoder`` predict the M masked tokens; ``RewritingDecoder`` rewrites the whole row.
+``NoDecoder`` and ``FillingDecoder`` predict masked tokens, the last P of the M; ``RewritingDecoder`` rewrites the whole
+row.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ class PretrainingDecoder(Protocol):
     """From the encoder's output to what the head reads."""
 
     reads_predicted_only: bool
-    """Whether the encoder's last block needs only the masked tokens as queries."""
+    """Whether the encoder's last block needs only the predicted tokens as queries."""
     width: int
 
     def __call__(self, encoded: Row, batch: Batch, mask: Tensor, tokens: nn.Embedding) -> Prediction: ...
 
 
 class NoDecoder(nn.Module):
-    """The encoder's own output at the masked positions (MLM, 3ML with a join inside the encoder)."""
+    """The encoder's own output at the predicted positions (MLM, 3ML with a join inside the encoder)."""
 
     reads_predicted_only = True
 
@@ -79,7 +80,7 @@ class FillingDecoder(_Decoder):
     """Mask vectors join the encoder's output at the decoder's door (MAE-LM section 3; 3ML_self, 3ML_cross).
 
     ``join`` says which masked tokens come in here as the mask vector; the others arrive from the encoder. With cross-
-    attention only, visible tokens change nothing as queries: the stack runs on the M masked positions alone.
+    attention only, visible tokens change nothing as queries: the stack runs on the P predicted positions alone.
     """
 
     def __init__(self, decoder: Decoder, shape: Shape, join: Arrival | None):
@@ -93,13 +94,13 @@ class FillingDecoder(_Decoder):
             x = torch.cat([x[:, : visible + start], mask.to(x.dtype).expand(batch.rows, stop - start, -1)], 1)
         if batch.real is not None:
             real = torch.cat([batch.real, batch.real.new_ones(batch.filler.shape)], 1)
-        first = visible if self.sublayers == ("cross",) else 0
+        first = batch.first_predicted if self.sublayers == ("cross",) else 0
         positions, document = batch.positions[:, first:], batch.document[:, first:]
         x = self.enter(x[:, first:], positions)
         x = self.stack(
             x,
             self.self_sight(document, positions, real, x) if first == 0 else Geometry(),
-            predict_from=visible - first,
+            predict_from=batch.first_predicted - first,
             memory=encoded.x,
             memory_geometry=self.sight(document, encoded.document, encoded.real, x),
         )

@@ -48,7 +48,8 @@ class Pretrainer(nn.Module):
             row = self.encoder.run(row, done, arrival.layer)
             row = self._join(row, batch, *arrival.tokens(batch.n_masked))
             done = arrival.layer
-        row = self.encoder.run(row, done, predict_from=visible if self.decoder.reads_predicted_only else 0)
+        first = batch.first_predicted if self.decoder.reads_predicted_only else 0
+        row = self.encoder.run(row, done, predict_from=first)
         return self.decoder(row, batch, self.mask(), self.encoder.tokens)
 
     def forward(self, batch: Batch) -> Float[Tensor, "B P"]:

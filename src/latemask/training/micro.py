@@ -22,10 +22,10 @@ MEMORY_SHARE = 0.8
 
 def compile_blocks(model: Pretrainer) -> None:
     """Compile each Block and Door, not the whole net (one short compilation serves all); an endless recompile is an
-    error."""
+    error. Each masking rate of the run has row lengths of its own."""
     import torch._dynamo.config as dynamo
 
-    dynamo.recompile_limit = 32
+    dynamo.recompile_limit = 32 * len(model.run.stages)
     dynamo.fail_on_recompile_limit_hit = True
     for module in model.modules():
         if isinstance(module, Block | Door):
@@ -40,7 +40,8 @@ def recompute_blocks(model: Pretrainer) -> None:
 
 
 def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, precision: Callable) -> int:
-    """Rows for one forward pass: a divisor of ``rows`` that fits the device's memory by two measured points.
+    """Rows for one forward pass: a divisor of ``rows`` that fits the device's memory by two measured points at each
+    masking rate of the run.
 
     Raises ``Refusal`` where not even one row fits.
     """
@@ -51,21 +52,24 @@ def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, prec
     most = max(1, ENOUGH_TOKENS // row_tokens)
     free, _ = torch.cuda.mem_get_info(device)
     optimizer_bytes = 12 * sum(parameter.numel() for parameter in model.parameters())  # gradients and two moments
-    small, large = _step_bytes(model, batches, 1, precision), _step_bytes(model, batches, min(rows, 4), precision)
-    a_row = max((large - small) / max(min(rows, 4) - 1, 1), 1)
-    fits = int((free * MEMORY_SHARE - optimizer_bytes - max(small - a_row, 0)) / a_row)
-    if fits < 1:
-        wanted = f"{(optimizer_bytes + small) / 1e9:.1f} GB for one row"
-        raise Refusal("training.micro_rows", f"{free / 1e9:.1f} GB free on the card", wanted, "Choose a smaller recipe")
-    return _divisor(rows, min(most, fits))
+    for index in batches.new_shapes_from(0):
+        small, large = (_step_bytes(model, batches, index, some, precision) for some in (1, min(rows, 4)))
+        a_row = max((large - small) / max(min(rows, 4) - 1, 1), 1)
+        fits = int((free * MEMORY_SHARE - optimizer_bytes - max(small - a_row, 0)) / a_row)
+        if fits < 1:
+            wanted = f"{(optimizer_bytes + small) / 1e9:.1f} GB for one row"
+            raise Refusal("training.micro_rows", f"{free / 1e9:.1f} GB free on the card", wanted,
+                          "Choose a smaller recipe")  # fmt: skip
+        most = min(most, fits)
+    return _divisor(rows, most)
 
 
-def _step_bytes(model: Pretrainer, batches: TrainingBatches, rows: int, precision: Callable) -> int:
+def _step_bytes(model: Pretrainer, batches: TrainingBatches, index: int, rows: int, precision: Callable) -> int:
     device = model.encoder.tokens.weight.device
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     with out_of_memory_is_refused(rows), precision():
-        model(batches.batch_at(0, 0, rows).to(device)).mean().backward()
+        model(batches.batch_at(index, 0, rows).to(device)).mean().backward()
     model.zero_grad(set_to_none=True)
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.reset_peak_memory_stats(device)

@@ -64,9 +64,9 @@ def assemble(
             "training.batch_rows", str(settings.batch_rows), f"a row for each of {world.size} processes or more"
         )
     model = model.to(device).train()
-    rows = Rows(store.train, run.shape, run.masked_tokens, f"{store.folder} (train)")
+    rows = Rows(store.train, run.shape, run.most_masked_tokens, f"{store.folder} (train)")
     seed = settings.seed if settings.data_seed is None else settings.data_seed
-    batches = TrainingBatches(rows, run.masking, settings.batch_rows, seed)
+    batches = TrainingBatches(rows, run.masking, settings.batch_rows, seed, run.updates)
     first_row, last_row = world.share(settings.batch_rows)
     precision = autocast(settings.precision, device)
     mine = last_row - first_row

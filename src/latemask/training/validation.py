@@ -25,11 +25,12 @@ class Loss(NamedTuple):
 
 
 class Validation:
-    """The held-out rows of a run, masked at ``training.validation_rate`` (the run's own rate by default)."""
+    """The held-out rows of a run, masked at ``training.validation_rate`` (by default the rate that the run begins with),
+    the same throughout; every masked token is predicted."""
 
     def __init__(self, run: Run, store: TokenStore):
         self.rate = run.training.validation_rate or run.masking.rate
-        masking = dataclasses.replace(run.masking, rate=self.rate)
+        masking = dataclasses.replace(run.masking.at(self.rate), predicted_share=1.0)
         masked, row_tokens = masking.masked_tokens(run.shape.row_tokens), run.shape.row_tokens
         if not 1 <= masked <= row_tokens - 2:
             raise Refusal("training.validation_rate", f"{masked} masked tokens in a row of {row_tokens}",

@@ -1,0 +1,87 @@
+"""Fields of frozen dataclasses, checked against their annotations: ill-typed, unknown and missing ones are refused by
+name."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import types
+from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
+
+from latemask.errors import Refusal
+
+
+def require(holds: bool, where: str, found: object, wanted: str) -> None:
+    """Raise ``Refusal`` naming the field ``where`` unless the rule ``holds``."""
+    if not holds:
+        raise Refusal(where, repr(found), wanted)
+
+
+class Spelled:
+    """A value that stands as one text in files and on the command line; ``str`` writes it, ``parse`` reads it."""
+
+    example: ClassVar[str]
+    metavar: ClassVar[str]
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises ``Refusal`` for any other text."""
+        raise NotImplementedError
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def typed(hint: Any, value: Any, where: str) -> Any:
+    """``value`` as the annotated type ``hint``: JSON's lists become tuples, whole numbers floats, texts what is
+    spelled.
+
+    Raises ``Refusal`` naming ``where`` for anything ill-typed, unknown or missing.
+    """
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        if isinstance(value, hint):
+            return value
+        if issubclass(hint, Spelled):
+            require(isinstance(value, str), where, value, f"a text such as {hint.example!r}")
+            return hint.parse(value)
+        require(isinstance(value, dict), where, value, f"the fields of {hint.__name__}")
+        hints = _hints(hint)
+        prefix = f"{where}: " if where.endswith(".json") else f"{where}."
+        for name in sorted(value.keys() - hints.keys()):
+            raise Refusal(f"{prefix}{name}", "an unknown field", f"one of {', '.join(hints)}")
+        for name in sorted(hints.keys() - value.keys()):
+            raise Refusal(f"{prefix}{name}", "nothing", "this field")
+        return hint(**{name: typed(hints[name], item, f"{prefix}{name}") for name, item in value.items()})
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        require(value in arguments, where, value, " or ".join(map(str, arguments)))
+        return value
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return typed(next(argument for argument in arguments if argument is not type(None)), value, where)
+    if origin is tuple:
+        require(isinstance(value, tuple | list), where, value, "a list")
+        if arguments[-1] is Ellipsis:
+            return tuple(typed(arguments[0], item, where) for item in value)
+        require(len(value) == len(arguments), where, value, f"{len(arguments)} values")
+        return tuple(typed(argument, item, where) for argument, item in zip(arguments, value, strict=True))
+    if hint is float:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        require(is_number and abs(value) <= sys.float_info.max, where, value, "a finite number")
+        return float(value)
+    require(type(value) is hint, where, value, {int: "a whole number", bool: "true or false", str: "a text"}[hint])
+    return value
+
+
+class Typed:
+    """Checks each field against its annotation, before the rules of the class."""
+
+    _part = ""
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints(type(self)).items():
+            object.__setattr__(self, name, typed(hint, getattr(self, name), f"{self._part}{name}"))
