@@ -183,8 +183,10 @@ def test_tokens_bound_the_updates_that_stages_are_cut_from():
 
 
 def test_rates_are_told_in_words():
-    assert Masking(rate=0.5, later_rates=("0.25:0.3", "0.75:0.15")).rates_text == "0.5, 0.3 from 25%, 0.15 from 75%"
-    assert Masking().rates_text == "0.15"
+    assert Masking(rate=0.5, later_rates=("0.25:0.3", "0.75:0.15")).rates_text == (
+        "50%, 30% from 25% on, 15% from 75% on"
+    )
+    assert Masking().rates_text == "15%"
 
 
 # --- run.json ---------------------------------------------------------------------------------------------------------

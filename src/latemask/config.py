@@ -218,10 +218,9 @@ class Masking(Typed):
 
     @property
     def rates_text(self) -> str:
-        """The rate in words: 0.5, or 0.5, 0.3 from 40%, 0.15 from 80% (of the run)."""
-        if not self.later_rates:
-            return f"{self.rate:.3g}"
-        return ", ".join([f"{self.rate:.3g}", *(f"{step.rate:.3g} from {step.start:.0%}" for step in self.later_rates)])
+        """The rate in words: 50%, or, of a run, 50%, 30% from 40% on, 15% from 80% on."""
+        later = (f"{100 * step.rate:.3g}% from {100 * step.start:.3g}% on" for step in self.later_rates)
+        return ", ".join([f"{100 * self.rate:.3g}%", *later])
 
     def _seated(self, joins: tuple[Join, ...] | None = None) -> list[Join]:
         return [join for join in (self.joins if joins is None else joins) if join.start < join.stop]

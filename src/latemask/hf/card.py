@@ -42,7 +42,7 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
         ("encoder", f"{shape.depth} blocks x {shape.width}, {shape.heads} heads, {shape.positions} positions"),
         ("longest row", f"{shape.row_tokens} tokens"),
         ("token ids", f"{shape.vocabulary:,}"),
-        ("masking rate in pretraining", f"{run.masking.rate:g}"),
+        ("masking rate in pretraining", run.masking.rates_text),
     ]
     digits = step.name.removeprefix("step-")
     number = int(digits) if digits.isdecimal() else None

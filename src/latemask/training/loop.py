@@ -209,18 +209,21 @@ def _train(
         def log(rate: float, norm: Tensor) -> None:
             nonlocal state, logged_step, logged_at
             seconds = watch.seconds
-            speed = (state.updates - logged_step) * batch_tokens / (seconds - logged_at)
+            made = state.updates - logged_step
+            speed = made * batch_tokens / (seconds - logged_at)
+            plain, executed = flops_per_token(run, range(state.batch_index - made, state.batch_index))
             note(
                 "train",
                 tokens=state.updates * batch_tokens,
                 seconds=seconds,
                 epoch=batches.epoch_of(state.batch_index),
                 loss=float(loss_sum) / state.loss_steps,
+                masking_rate=batches.masking_at(state.batch_index - 1).rate,
                 learning_rate=rate,
                 gradient_norm=float(norm),
                 tokens_per_second=speed,
-                flops_per_second=speed * executed_flops,
-                mfu=speed * plain_flops / (card.peak * world.size) if card else None,
+                flops_per_second=speed * executed,
+                mfu=speed * plain / (card.peak * world.size) if card else None,
                 memory_bytes=memory_bytes(world.device),
             )
             loss_sum.zero_()
@@ -269,9 +272,10 @@ def _train(
             validate(is_saved=True)
             save()
 
-        if parts.is_compiled and state.updates < parts.total_steps:  # on a batch without consequences, off the clock
-            float(_accumulate(parts, prefetch.take(state.batch_index), state.batch_index, world))
-            model.zero_grad(set_to_none=True)
+        if parts.is_compiled and state.updates < parts.total_steps:  # on batches without consequences, off the clock
+            for index in batches.new_shapes_from(state.batch_index):
+                float(_accumulate(parts, prefetch.take(index), index, world))
+                model.zero_grad(set_to_none=True)
         watch.start()
         logged_at = watch.seconds
         while state.updates < parts.total_steps:

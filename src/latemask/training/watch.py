@@ -90,10 +90,11 @@ class Display:
         match kind:
             case "start" | "resume":
                 masked, row = line["masked_tokens"], self.run.shape.row_tokens
+                later = f" at first; {self.run.masking.rates_text}" if self.run.masking.later_rates else ""
                 return (
                     f"{self.run.recipe}: {line['encoder_parameters'] / 1e6:.1f} M parameters kept of "
                     f"{line['parameters'] / 1e6:.1f} M; {masked} of {row} tokens masked in every row "
-                    f"({masked / row:.1%}); {line['rows']:,} rows ({line['refused_rows']:,} refused, "
+                    f"({masked / row:.1%}{later}); {line['rows']:,} rows ({line['refused_rows']:,} refused, "
                     f"{line['dropped_tokens']:,} tokens dropped at the end); {line['world']} x {line['card']}, "
                     f"{line['micro_rows']} rows at once"
                     + (f"; resumed at step {line['step']:,}" if kind == "resume" else "")
