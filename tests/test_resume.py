@@ -19,7 +19,8 @@ from latemask.errors import Refusal
 from latemask.feed.batches import Rows, TrainingBatches
 from latemask.joins import Join
 from latemask.text.store import open_store
-from latemask.training import checkpoint, journal, loop
+from latemask.training import checkpoint, guards, journal, loop
+from latemask.training.distributed import World
 from latemask.training.loop import Diverged, pretrain
 from latemask.training.schedules import learning_rate
 from training_support import (
@@ -45,10 +46,10 @@ def stop_in_batch(patch: pytest.MonkeyPatch, index: int) -> None:
     """SIGTERM while batch ``index`` is computed."""
     accumulate = loop._accumulate
 
-    def accumulated(parts, micro_batches, now, world):
+    def accumulated(parts, micro_batches, now, world, *rest):
         if now == index:
             os.kill(os.getpid(), signal.SIGTERM)
-        return accumulate(parts, micro_batches, now, world)
+        return accumulate(parts, micro_batches, now, world, *rest)
 
     patch.setattr(loop, "_accumulate", accumulated)
 
@@ -58,6 +59,89 @@ def stopped_and_resumed(run: Run, data: Path, out: Path, stop: int) -> None:
         stop_in_batch(patch, stop)
         assert pretrain(run, data, out).reason == "signal"
     assert pretrain(None, None, out, resume="always").reason == "steps"
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4])
+def test_one_process_stops_between_micro_batches(at: int, data: Path, tmp_path: Path) -> None:
+    """SIGTERM in the forward pass ``at`` (two a step): the rest of its step is not computed, an unfinished batch not
+    counted, and the run that goes on is the one never stopped."""
+    run, passes = tiny_run(validate_every=0), []
+    forward = loop.Pretrainer.forward
+
+    def counted(model, batch):
+        passes.append(batch.rows)
+        if len(passes) == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return forward(model, batch)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop.Pretrainer, "forward", counted)
+        outcome = pretrain(run, data, tmp_path / "parts")
+    assert (outcome.reason, outcome.was_signalled) == ("signal", True)
+    assert checkpoint.step_number(outcome.step) == at // 2
+    assert len(passes) == at
+    pretrain(None, None, tmp_path / "parts", resume="always")
+    pretrain(run, data, tmp_path / "whole")
+    assert_same_bits(tmp_path / "whole" / LAST, tmp_path / "parts" / LAST)
+    assert lines_of(tmp_path / "parts", "train") == lines_of(tmp_path / "whole", "train")
+
+
+def test_a_signal_is_answered_at_once_and_says_what_comes(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Before the step is done; another process of the same run says nothing."""
+    told = []
+    accumulate = loop._accumulate
+
+    def accumulated(parts, micro_batches, index, world, *rest):
+        capfd.readouterr()
+        os.kill(os.getpid(), signal.SIGINT)
+        told.append(capfd.readouterr().err)
+        return accumulate(parts, micro_batches, index, world, *rest)
+
+    monkeypatch.setattr(loop, "_accumulate", accumulated)
+    assert pretrain(tiny_run(), data, tmp_path / "run").reason == "signal"
+    assert [("Ctrl-C" in text, "saving" in text, "again" in text) for text in told] == [(True, True, True)]
+    with guards.signals(World(1, 2, torch.device("cpu"))) as heard:
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert heard == [signal.SIGTERM]
+    assert "SIGTERM" not in capfd.readouterr().err
+
+
+def test_a_signal_too_late_to_stop_the_run_is_told(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SIGTERM in the last save: all is done, and who called must not begin another run."""
+    write = checkpoint.write
+
+    def written(out, run, state, *rest):
+        if state.updates == 6:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return write(out, run, state, *rest)
+
+    monkeypatch.setattr(checkpoint, "write", written)
+    outcome = pretrain(tiny_run(), data, tmp_path / "run")
+    assert (outcome.step.name, outcome.reason, outcome.was_signalled) == (LAST, "steps", True)
+    monkeypatch.undo()
+    assert not pretrain(None, None, tmp_path / "run", resume="always").was_signalled
+
+
+def test_fewer_steps_than_were_made_are_refused_and_nothing_changes(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    pretrain(tiny_run(), data, out)
+    before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
+    with pytest.raises(Refusal, match=r"training.steps: found 3 in all; wanted 6 or more"):
+        pretrain(tiny_run(steps=3), None, out, resume="always")
+    with pytest.raises(Refusal, match=r"training.steps: found 2 in all"):
+        pretrain(tiny_run(max_tokens=2 * 7 * 16), None, out, resume="always")
+    assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
+    assert pretrain(tiny_run(steps=6), None, out, resume="always").step == out / LAST
+
+
+def test_a_resume_writes_down_its_settings(data: Path, tmp_path: Path) -> None:
+    pretrain(tiny_run(), data, tmp_path / "run")
+    pretrain(tiny_run(steps=7, learning_rate=1e-3), None, tmp_path / "run", resume="always")
+    start, resume = lines_of(tmp_path / "run", "start", "resume")
+    assert start["run"]["training"]["learning_rate"] == 1e-2
+    assert (resume["run"]["training"]["learning_rate"], resume["run"]["training"]["steps"]) == (1e-3, 7)
 
 
 @pytest.mark.parametrize(("system", "stops"), [("mae_lm", (0, 1, 2, 4)), ("mlm_80_10_10", (3,))])
@@ -102,7 +186,7 @@ def test_skipped_updates_and_a_stop(
         parts = tmp_path / f"stopped in {stop}"
         gradients.batches.clear()
         stopped_and_resumed(run, data, parts, stop)
-        assert gradients.batches == list(range(6 + len(bad)))
+        assert gradients.batches == sorted([*range(6 + len(bad)), stop]), "the unfinished batch is done again"
         assert_same_bits(tmp_path / "whole" / LAST, parts / LAST)
         assert lines_of(parts, "train", "validation", "skip") == lines
     assert [line["batch"] for line in lines if line["kind"] == "skip"] == sorted(bad)
@@ -127,8 +211,8 @@ def test_a_skipped_update_changes_nothing(
 def test_a_loss_that_is_not_finite_skips_too(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     accumulate = loop._accumulate
 
-    def accumulated(parts, micro_batches, index, world):
-        loss = accumulate(parts, micro_batches, index, world)
+    def accumulated(parts, micro_batches, index, world, *rest):
+        loss = accumulate(parts, micro_batches, index, world, *rest)
         return loss * math.inf if index == 1 else loss
 
     monkeypatch.setattr(loop, "_accumulate", accumulated)
@@ -255,7 +339,7 @@ def test_start_or_resume_in_one_call(data: Path, tmp_path: Path, monkeypatch: py
         assert pretrain(run, data, out, resume="if-present").reason == "signal"
     for _ in range(2):
         assert pretrain(run, data, out, resume="if-present").step == out / LAST
-    assert gradients.batches == list(range(6))
+    assert gradients.batches == [0, 1, *range(1, 6)]
     pretrain(run, data, tmp_path / "whole")
     assert_same_bits(out / LAST, tmp_path / "whole" / LAST)
 
@@ -281,11 +365,13 @@ def test_a_finished_run_goes_on_with_more_steps_and_other_training_settings(data
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"shape.depth": 3}, "shape"),
-        ({"shape.dropout": 0.2}, "shape"),
-        ({"masking.rate": 0.4}, "masking"),
-        ({"masking.joins": (Join(0),)}, "masking"),
-        ({"decoder.depth": 2}, "decoder"),
+        ({"shape.depth": 3}, r"with shape.depth 2; wanted shape.depth 3\."),
+        (
+            {"shape.dropout": 0.2, "decoder.depth": 2},
+            r"with shape.dropout 0.1, decoder.depth 1; wanted shape.dropout 0.2, decoder.depth 2\.",
+        ),
+        ({"masking.rate": 0.4}, "with masking.rate 0.3; wanted masking.rate 0.4"),
+        ({"masking.joins": (Join(0),)}, r'with masking.joins \["decoder:0.0:1.0"\]; wanted masking.joins \["0'),
         ({"training.batch_rows": 9}, "training.batch_rows"),
         ({"training.seed": 1}, "training.seed"),
         ({"training.data_seed": 1}, "training.seed"),
@@ -339,11 +425,41 @@ def test_a_folder_that_is_taken_is_refused(data: Path, tmp_path: Path) -> None:
     (tmp_path / "other" / "thesis.txt").write_text("years of work")
     with pytest.raises(Refusal, match=r"other files \(thesis.txt\)"):
         pretrain(run, data, tmp_path / "other")
+    with pytest.raises(Refusal, match=r"other files \(thesis.txt\)"):
+        pretrain(run, data, tmp_path / "other", overwrite=True)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["thesis.txt"]
     with pytest.raises(Refusal, match=r"cannot be written"):
         pretrain(run, data, tmp_path / "other" / "thesis.txt")
+    for resume in ("always", "if-present"):
+        with pytest.raises(Refusal, match=r"--overwrite: found --resume"):
+            pretrain(run, data, out, resume=resume, overwrite=True)
     with pytest.raises(Refusal, match="no such folder"):
         pretrain(None, None, tmp_path / "mistyped", resume="always")
     assert not (tmp_path / "mistyped").exists()
+
+
+def test_a_refused_start_leaves_nothing_behind(data: Path, tmp_path: Path) -> None:
+    """Neither a lock nor a folder that it made; a folder that was there stays."""
+    (tmp_path / "empty").mkdir()
+    for out in (tmp_path / "new" / "deep" / "run", tmp_path / "empty"):
+        with pytest.raises(Refusal):
+            pretrain(tiny_run(), tmp_path / "no data", out)
+        with pytest.raises(Refusal):
+            pretrain(tiny_run(batch_rows=7), data, out, trackers=["tensorboard", "no such"])  # type: ignore[list-item]
+    assert [path.name for path in tmp_path.iterdir()] == ["empty"]
+    assert not list((tmp_path / "empty").iterdir())
+
+
+def test_a_lock_file_that_is_left_over_or_deleted_locks_nothing(tmp_path: Path) -> None:
+    """Whoever waits with a deleted file open does not hold the lock of the one that stands there now."""
+    alone = World(0, 1, torch.device("cpu"))
+    (tmp_path / ".lock").write_text("process 1 on nowhere, killed")
+    with guards.locked(tmp_path, alone):
+        assert "killed" not in (tmp_path / ".lock").read_text()
+        with pytest.raises(Refusal, match="another process"), guards.locked(tmp_path, alone):
+            pass
+        assert (tmp_path / ".lock").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_two_runs_on_one_folder(data: Path, tmp_path: Path) -> None:
@@ -400,12 +516,13 @@ def test_every_row_comes_once_an_epoch_through_stops(
     rows: list[int] = []
     accumulate = loop._accumulate
 
-    def accumulated(parts, micro_batches, index, world):
+    def accumulated(parts, micro_batches, index, world, *rest):
         epochs, numbers = parts.batches.keys_at(index)
         whole = parts.rows.batch(numbers, run.masking, 0, epochs)
         assert torch.equal(torch.cat([batch.ids for batch in micro_batches]), whole.ids)
-        rows.extend(numbers.tolist())
-        return accumulate(parts, micro_batches, index, world)
+        loss = accumulate(parts, micro_batches, index, world, *rest)
+        rows.extend([] if loss is None else numbers.tolist())
+        return loss
 
     monkeypatch.setattr(loop, "_accumulate", accumulated)
     run = tiny_run(steps=15, batch_rows=6, save_every=100, validate_every=0)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from latemask.training import watch
+from latemask.training.loop import pretrain
 from latemask.training.watch import Display
-from training_support import tiny_run
+from training_support import lines_of, tiny_run, write_store
 
 
 @pytest.mark.parametrize(("max_seconds", "left"), [(None, "15.0"), (120.0, "1.0"), (10_000.0, "15.0")])
@@ -28,3 +31,54 @@ def test_other_processes_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
     with Display(tiny_run(), 6, Path("run"), enabled=False) as display:
         display.hear("save", {"step": 6, "folder": "step-0000006"})
     assert capsys.readouterr() == ("", "")
+
+
+class Clock:
+    """Of the display's module, moved by hand."""
+
+    def __init__(self, patch: pytest.MonkeyPatch):
+        self.now = 0.0
+        patch.setattr(watch, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+
+def test_the_first_step_and_then_every_ten_seconds(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step takes four seconds, and the journal has nothing to say for long."""
+    clock = Clock(monkeypatch)
+    with Display(tiny_run(), 100, Path("run"), enabled=True) as display:
+        display.begin(0, 0.0)
+        asked = []
+        for step in range(1, 10):
+            clock.now += 4
+            if display.is_due_after_step:
+                asked.append(step)
+                display.tick(step, clock.now, 2.5)
+    assert asked == [1, 4, 7], "the device is asked no more often"
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [f"step {step}/100  loss 2.5000  28 tokens/s  {(100 - step) * 4 / 60:.1f} min left"
+                     for step in asked]  # fmt: skip
+
+
+def test_a_step_that_takes_minutes_shows_how_far_it_is(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch)
+    with Display(tiny_run(), 100, Path("run"), enabled=True) as display:
+        display.begin(0, 0.0)
+        for share in (0.0, 0.25, 0.5, 0.75):
+            if display.is_due:
+                display.tick(share, clock.now)
+            clock.now += 8
+        display.validating(0, 0.5)
+        display.validating(0, 0.6)
+    half, validating = capsys.readouterr().err.splitlines()
+    assert half == "step 0/100 and 50% of the next  4 tokens/s  53.1 min left"
+    assert validating == "step 0/100  validating, 50%"
+
+
+def test_a_slow_run_is_shown_before_the_journal_has_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """The whole loop, whose journal logs at step 6 alone."""
+    pretrain(tiny_run(log_every=6), write_store(tmp_path / "data"), tmp_path / "run")
+    assert "step 1/6  loss" in capfd.readouterr().err
+    assert [line["step"] for line in lines_of(tmp_path / "run", "train")] == [6]

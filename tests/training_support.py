@@ -112,9 +112,9 @@ class Gradients:
         self.batches: list[int] = []
         accumulate, update = loop._accumulate, loop.update
 
-        def accumulated(parts: Any, micro_batches: list[Batch], index: int, world: Any) -> Tensor:
+        def accumulated(parts: Any, micro_batches: list[Batch], index: int, world: Any, *rest: Any) -> Tensor:
             self.batches.append(index)
-            return accumulate(parts, micro_batches, index, world)
+            return accumulate(parts, micro_batches, index, world, *rest)
 
         def updated(model: torch.nn.Module, *rest: Any) -> tuple[Tensor, Tensor]:
             if spoil(self.batches[-1]):

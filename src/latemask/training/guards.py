@@ -1,8 +1,10 @@
-"""What guards a run folder: one process group at a time, signals answered at a step's end; a full disk and too
+"""What guards a run folder: one process group at a time, signals answered before the next pass; a full disk and too
 large a model named."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -10,6 +12,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -19,15 +22,23 @@ from latemask.counts import parameters
 from latemask.errors import Refusal
 from latemask.training.distributed import World
 
+STOPPING = "stopping after the pass that runs now, then saving"
+
 
 @contextmanager
-def signals() -> Iterator[list[int]]:
-    """SIGTERM and the first Ctrl-C are noted, to be answered at the next step; a second Ctrl-C interrupts."""
+def signals(world: World) -> Iterator[list[int]]:
+    """SIGTERM and the first Ctrl-C are noted, to be answered before the next pass, and rank 0 says so at once; a second
+    Ctrl-C interrupts."""
     heard: list[int] = []
 
     def hear(number: int, _frame: object) -> None:
         if heard and number == signal.SIGINT:
             raise KeyboardInterrupt
+        if not heard and world.leads:
+            again = " (again: stop now, without saving)" if number == signal.SIGINT else ""
+            name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+            with contextlib.suppress(OSError):  # past Python's buffers, which the signal may have come into
+                os.write(2, f"\n{name}: {STOPPING}{again}\n".encode())
         heard.append(number)
 
     try:
@@ -44,26 +55,49 @@ def signals() -> Iterator[list[int]]:
 
 @contextmanager
 def locked(out: Path, world: World) -> Iterator[None]:
-    """One run a folder: rank 0 holds a lock on it while it runs. Raises ``Refusal`` where another does."""
+    """One run a folder: rank 0 holds a lock on it while it runs, and leaves no lock behind; nor, where nothing was
+    written, a folder. Raises ``Refusal`` where another process holds it."""
     if not world.leads:
         yield
         return
+    made = [folder for folder in (out, *out.parents) if not folder.exists()]
+    path = out / ".lock"
     try:
-        out.mkdir(parents=True, exist_ok=True)
-        file = (out / ".lock").open("ab+", buffering=0)
-    except OSError as error:
-        raise Refusal(out, f"a path that cannot be written ({error.strerror})", "a folder to write into") from None
-    with file:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            file = _lock(path)
+        except OSError as error:
+            found = f"a path that cannot be written ({error.strerror})"
+            raise Refusal(out, found, "a folder to write into") from None
+        with file:
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+    finally:
+        with contextlib.suppress(OSError):  # where it holds something now
+            for folder in made:
+                folder.rmdir()
+
+
+def _lock(path: Path) -> FileIO:
+    """The open file ``path``, locked; the process that holds it deletes it, so it must still be there once locked."""
+    while True:
+        file = path.open("ab+", buffering=0)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             file.seek(0)
             found = f"another process that is training in it ({file.read().decode()})"
-            raise Refusal(out, found, "a folder of its own for each run") from None
-        with disk_full_is_refused(out / ".lock"):
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-        yield
+            file.close()
+            raise Refusal(path.parent, found, "a folder of its own for each run") from None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                with write_errors_are_refused(path):
+                    file.truncate(0)
+                    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+                return file
+        file.close()
 
 
 def refuse_beyond_memory(run: Run) -> None:
@@ -74,12 +108,17 @@ def refuse_beyond_memory(run: Run) -> None:
         raise Refusal("shape, decoder", size, f"at most this machine's memory, {room / 1e9:,.0f} GB")
 
 
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
 @contextmanager
-def disk_full_is_refused(path: Path) -> Iterator[None]:
-    """An error of the disk while ``path`` is written, as a ``Refusal``."""
+def write_errors_are_refused(path: Path) -> Iterator[None]:
+    """An error of the disk while ``path`` is written, as a ``Refusal`` that says whether the disk is full."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        free = f", {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB free" if path.parent.is_dir() else ""
-        raise Refusal(path, f"{reason}{free}", "a disk with room for it") from error
+        if getattr(error, "errno", None) in FULL or any(os.strerror(number) in reason for number in FULL):
+            free = f", {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB free" if path.parent.is_dir() else ""
+            raise Refusal(path, f"{reason}{free}", "a disk with room for it") from error
+        raise Refusal(path, reason, "a file that can be written") from error

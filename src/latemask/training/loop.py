@@ -12,9 +12,10 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -33,10 +34,11 @@ from latemask.text.store import TokenStore, open_store
 from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
 from latemask.training.distributed import World, dismantle, joined_world
-from latemask.training.guards import disk_full_is_refused, locked, refuse_beyond_memory, signals
+from latemask.training.guards import locked, refuse_beyond_memory, signals, write_errors_are_refused
 from latemask.training.micro import out_of_memory_is_refused
 from latemask.training.optimizer import Verdict, optimizer_tensors, update
-from latemask.training.parts import Parts, assemble, device_name, facts, memory_bytes
+from latemask.training.parts import Parts, assemble, device_name, facts, memory_bytes, total_steps
+from latemask.training.resuming import refuse_another_run
 from latemask.training.schedules import learning_rate, share_of_updates
 from latemask.training.watch import Display, Stopwatch
 
@@ -58,6 +60,8 @@ class Outcome:
     """Why it stopped; "signal" after SIGTERM or Ctrl-C."""
     validation_loss: float | None
     """Nats per masked token at the last validation; None where there was none."""
+    was_signalled: bool = False
+    """Whether a signal was heard, perhaps too late to stop the run: what comes after it should not begin."""
 
 
 class Diverged(Refusal):
@@ -76,8 +80,9 @@ def pretrain(
     """Pretrain ``run`` on the prepared ``data`` into the run folder ``out``; under torchrun, on every process.
 
     ``resume``: "always" goes on from the newest whole checkpoint in ``out`` (``run`` and ``data`` may be None: the
-    checkpoint says); "if-present" starts where there is none. ``overwrite`` allows a folder that holds another run.
-    SIGTERM and Ctrl-C save at the next step.
+    checkpoint says); "if-present" starts where there is none. ``overwrite`` replaces the run that the folder holds.
+    SIGTERM and Ctrl-C save and stop: one process before its next micro-batch (what it did of the step is done again by
+    the resumed run), several after the step.
 
     Raises ``Refusal`` for settings, data or folders that cannot be used, and ``Diverged`` where training broke down;
     the last good checkpoint stays.
@@ -85,14 +90,19 @@ def pretrain(
     >>> outcome = latemask.pretrain(latemask.recipe("mae_lm_tiny"), "data/en", "runs/x")  # doctest: +SKIP
     """
     out = Path(out)
+    if overwrite and resume != "never":
+        raise Refusal("--overwrite", "--resume or --resume-if-present too", "one of them",
+                      "--resume goes on with a run, --overwrite begins anew")  # fmt: skip
     if resume == "always" and not out.is_dir():
         raise Refusal(out, "no such folder", "the folder of a run")
     with joined_world() as world, locked(out, world):
         occupied = world.decide_text(_occupied(out) if world.leads else "")
         if resume == "always" or (resume == "if-present" and occupied == A_RUN):
             return _resumed(run, data, out, world, trackers)
-        if occupied and resume == "never" and not overwrite:
+        if occupied == A_RUN and not overwrite:
             raise Refusal(out, occupied, "an empty folder", "Resume it with --resume, or pass --overwrite")
+        if occupied not in ("", A_RUN) and resume == "never":
+            raise Refusal(out, occupied, "an empty folder, or with --overwrite a run's", "Take another --out")
         if run is None or data is None:
             raise Refusal("pretrain", "no recipe or no data", "RECIPE --data DATA --out FOLDER, or a run to resume")
         store = open_store(Path(data))
@@ -120,14 +130,11 @@ def _resumed(
         raise Refusal(store.folder, "other tokens or another tokenizer", f"the data that {step} was trained on")
     if run is not None:
         run = _fitted(run, store)
-        fixed = ("recipe", "shape", "decoder", "masking")
-        if changed := [name for name in fixed if getattr(run, name) != getattr(saved, name)]:
-            raise Refusal(out, f"a run with another {', '.join(changed)}", "the settings it was started with")
-        for name, before, now in zip(("training.batch_rows", "training.seed"), _order(saved), _order(run), strict=True):
-            if before != now:
-                wanted = f"{before}, as the run began: else some rows would come twice and others never"
-                raise Refusal(name, str(now), wanted)
+        refuse_another_run(out, saved, run)
         saved = dataclasses.replace(saved, training=run.training)
+    if state.updates > (wanted := total_steps(saved.training, saved.shape.row_tokens)):
+        raise Refusal("training.steps", f"{wanted:,} in all", f"{state.updates:,} or more, where {step} stands",
+                      "Nothing was changed")  # fmt: skip
     model = checkpoint.read_pretrainer(step)
     micro_rows = state.micro_rows if state.processes == world.size else None
     parts = assemble(saved, store, model, checkpoint.read_optimizer(step), micro_rows, world)
@@ -176,9 +183,9 @@ def _train(
         if world.leads:
             listeners = journal.listeners(trackers, out, dataclasses.asdict(run))
             resumed_at = (state.updates, state.batch_index) if is_resumed else None
-            with disk_full_is_refused(out / "journal.jsonl"):
+            with write_errors_are_refused(out / "journal.jsonl"):
                 book = stack.enter_context(closing(journal.Journal(out / "journal.jsonl", resumed_at, listeners)))
-        signalled = stack.enter_context(signals())
+        signalled = stack.enter_context(signals(world))
         stack.enter_context(out_of_memory_is_refused(parts.micro_rows))
         prefetch = stack.enter_context(
             Prefetch(batches, parts.first_row, parts.last_row, parts.micro_rows, world.device)
@@ -186,7 +193,7 @@ def _train(
 
         def note(kind: str, **values: Any) -> None:
             if book is not None:
-                with disk_full_is_refused(out / "journal.jsonl"):
+                with write_errors_are_refused(out / "journal.jsonl"):
                     book.add(kind, step=state.updates, **values)
                 display.hear(kind, {"step": state.updates, **values})
 
@@ -194,14 +201,16 @@ def _train(
             nonlocal saved
             folder = out / checkpoint.step_name(state.updates)
             with watch.paused():
-                if world.leads and state != saved:
-                    now = dataclasses.replace(state, seconds=watch.seconds, loss_sum=float(loss_sum),
-                                              micro_rows=parts.micro_rows, processes=world.size)  # fmt: skip
-                    with disk_full_is_refused(folder):
-                        tensors = optimizer_tensors(model, parts.optimizer)
-                        checkpoint.write(out, run, now, model, tensors, tokenizer)
-                        checkpoint.prune(out, settings.keep, state.best_step)
-                    note("save", folder=folder.name, seconds=watch.seconds)
+                if world.leads:
+                    if is_new := state != saved:
+                        now = dataclasses.replace(state, seconds=watch.seconds, loss_sum=float(loss_sum),
+                                                  micro_rows=parts.micro_rows, processes=world.size)  # fmt: skip
+                        with write_errors_are_refused(folder):
+                            tensors = optimizer_tensors(model, parts.optimizer)
+                            checkpoint.write(out, run, now, model, tensors, tokenizer)
+                    checkpoint.prune(out, settings.keep, state.best_step)  # also after a kill between the two
+                    if is_new:
+                        note("save", folder=folder.name, seconds=watch.seconds)
                 saved = state
                 world.wait()
             return folder
@@ -236,7 +245,8 @@ def _train(
             if parts.validation is None:
                 return
             with watch.paused():
-                loss = parts.validation.loss(model, parts.micro_rows, parts.precision, world)
+                told = partial(display.validating, state.updates)
+                loss = parts.validation.loss(model, parts.micro_rows, parts.precision, world, told)
             validation_loss = loss.overall
             is_best = state.best_loss is None or loss.overall < state.best_loss
             if is_saved and is_best and math.isfinite(loss.overall):
@@ -264,20 +274,29 @@ def _train(
                 raise Diverged(f"{out}: step {state.updates}", found, "a finite loss and gradient", do)
             return False
 
-        told = facts(parts, world, plain_flops, executed_flops)
+        def stops(done_share: float) -> bool:
+            """Between the micro-batches of a step: a sign of life, and whether to stop here, which one process may."""
+            if display.is_due:
+                in_flight = verdict.pending is not None
+                display.tick(state.updates + in_flight + done_share, watch.seconds)
+            return bool(signalled) and world.size == 1
+
+        told = {"run": json.loads(run.to_json())} | facts(parts, world, plain_flops, executed_flops)
         if is_resumed:
             note("resume", **told)
         else:
-            note("start", run=json.loads(run.to_json()), **told)
+            note("start", **told)
             validate(is_saved=True)
             save()
 
         if parts.is_compiled and state.updates < parts.total_steps:  # on batches without consequences, off the clock
             for index in batches.new_shapes_from(state.batch_index):
-                float(_accumulate(parts, prefetch.take(index), index, world))
+                warm = _accumulate(parts, prefetch.take(index), index, world, stops)
+                float(0.0 if warm is None else warm)
                 model.zero_grad(set_to_none=True)
         watch.start()
         logged_at = watch.seconds
+        display.begin(state.updates, logged_at)
         while state.updates < parts.total_steps:
             clock_share = watch.seconds / settings.max_seconds if settings.max_seconds else 0.0
             stop, clock_share = world.decide(float(bool(signalled)), clock_share)
@@ -285,8 +304,11 @@ def _train(
                 settle()
                 reason = "signal" if stop else "seconds"
                 break
-            loss = _accumulate(parts, prefetch.take(state.batch_index), state.batch_index, world)
+            loss = _accumulate(parts, prefetch.take(state.batch_index), state.batch_index, world, stops)
             settle()
+            if loss is None:
+                reason = "signal"
+                break
             rate = learning_rate(settings, max(share_of_updates(state.updates, parts.total_steps), clock_share))
             norm, skipped = update(model, parts.optimizer, rate, settings.clip_norm, loss)
             verdict.watch(skipped)
@@ -299,10 +321,13 @@ def _train(
                 (every > 0 and step % every == 0) or is_last
                 for every in (settings.log_every, settings.save_every, settings.validate_every)
             )
-            if not (logs or saves or validates) or not settle():
+            shows = display.is_due_after_step
+            if not (logs or saves or validates or shows) or not settle():
                 continue
             if logs:
                 log(rate, norm)
+            elif shows:
+                display.tick(state.updates, watch.seconds, float(loss_sum) / state.loss_steps)
             if validates:
                 validate(is_saved=saves)
             if saves:
@@ -313,17 +338,27 @@ def _train(
             validate(is_saved=True)
         last = save()
         note("end", reason=reason, seconds=watch.seconds, tokens=state.updates * batch_tokens)
-    return Outcome(last, reason, validation_loss)
+        was_signalled = bool(signalled)
+    return Outcome(last, reason, validation_loss, was_signalled)
 
 
-def _accumulate(parts: Parts, micro_batches: list[Batch], index: int, world: World) -> Tensor:
-    """Forward and backward of this process's rows of batch ``index``; returns the mean loss of the whole batch.
+def _accumulate(
+    parts: Parts,
+    micro_batches: list[Batch],
+    index: int,
+    world: World,
+    stops: Callable[[float], bool] = lambda done_share: False,
+) -> Tensor | None:
+    """Forward and backward of this process's rows of batch ``index``; returns the mean loss of the whole batch, or None
+    where ``stops``, asked before each micro-batch, said so: the batch then counts as not begun.
 
     Each micro-batch weighs by its rows, so any split gives the gradient of the whole batch's mean.
     """
     settings = parts.run.training
     total = torch.zeros((), device=world.device)
     for number, batch in enumerate(micro_batches):
+        if stops(number / len(micro_batches)):
+            return None
         torch.manual_seed(noise(settings.seed, DROPOUT, index, world.rank, number))
         reduces = number == len(micro_batches) - 1
         trained = parts.trained
@@ -339,12 +374,6 @@ def _accumulate(parts: Parts, micro_batches: list[Batch], index: int, world: Wor
 def _fitted(run: Run, store: TokenStore) -> Run:
     """The run with the vocabulary and special ids of its data."""
     return replace(run, {"shape.vocabulary": store.vocabulary, "shape.specials": store.specials})
-
-
-def _order(run: Run) -> tuple[int, int]:
-    """What the order of rows depends on besides the data: rows in a batch, and the seed."""
-    training = run.training
-    return training.batch_rows, training.seed if training.data_seed is None else training.data_seed
 
 
 def _fingerprint(store: TokenStore) -> str:

@@ -43,13 +43,21 @@ class Validation:
         return len(self.batches)
 
     @torch.no_grad()
-    def loss(self, model: Pretrainer, micro_rows: int, precision: Callable, world: World) -> Loss:
-        """Measured in evaluation mode; each process takes its share of the rows."""
+    def loss(
+        self,
+        model: Pretrainer,
+        micro_rows: int,
+        precision: Callable,
+        world: World,
+        told: Callable[[float], None] = lambda done_share: None,
+    ) -> Loss:
+        """Measured in evaluation mode; each process takes its share of the rows; ``told`` hears how much is done."""
         was_training = model.training
         model.eval()
         sums = torch.zeros(len(self.source_names) + 1, 2, dtype=torch.float64)
         first, last = world.share(len(self))
         for start in range(first, last, micro_rows):
+            told((start - first) / (last - first))
             stop = min(start + micro_rows, last)
             batch = self.batches.batch(start, stop)
             with precision():

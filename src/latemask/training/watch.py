@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from latemask.config import Run
+from latemask.console import LOG_EVERY_SECONDS
+
+TERMINAL_EVERY_SECONDS = 1.0
+"""How often the display on a terminal asks the device where it stands."""
 
 
 class Stopwatch:
@@ -38,12 +42,15 @@ class Stopwatch:
 
 
 class Display:
-    """A progress bar with loss, rate and remaining time on a terminal; a line for each journal line elsewhere."""
+    """A progress bar with loss, rate and remaining time on a terminal; elsewhere a line for each journal line, for the
+    first step, and where these are far apart, one every ten seconds."""
 
     def __init__(self, run: Run, steps: int, out: Path, enabled: bool):
         self.run, self.steps, self.out, self.enabled = run, steps, out, enabled
         self.bar, self.task = None, None
-        self.seen: tuple[int, float] | None = None
+        self.seen: tuple[float, float] | None = None
+        self.is_first, self.shown_at = True, time.perf_counter()
+        self.loss: float | None = None
 
     def __enter__(self) -> Display:
         from rich.console import Console
@@ -65,28 +72,68 @@ class Display:
         if self.bar is not None:
             self.bar.stop()
 
+    def begin(self, step: int, seconds: float) -> None:
+        """Training goes on from here: what rates are measured from."""
+        self.seen, self.shown_at = (step, seconds), time.perf_counter()
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a person has waited long enough for a sign of life, which may cost the device a wait."""
+        every = LOG_EVERY_SECONDS if self.bar is None else TERMINAL_EVERY_SECONDS
+        return self.enabled and time.perf_counter() - self.shown_at >= every
+
+    @property
+    def is_due_after_step(self) -> bool:
+        """The same at the end of a step: the first is always shown."""
+        return self.enabled and (self.is_first or self.is_due)
+
+    def tick(self, step: float, seconds: float, loss: float | None = None) -> None:
+        """Show where training stands between lines of the journal; ``step`` may be in the middle of one."""
+        line = {"step": step, "seconds": seconds, "loss": self.loss if loss is None else loss}
+        if self.seen is not None and seconds > self.seen[1]:
+            tokens = self.run.training.batch_rows * self.run.shape.row_tokens
+            line["tokens_per_second"] = (step - self.seen[0]) * tokens / (seconds - self.seen[1])
+        self.hear("train", line)
+
+    def validating(self, step: int, done_share: float) -> None:
+        """Show how far a long validation is."""
+        if self.is_due:
+            self.shown_at = time.perf_counter()
+            text = f"validating, {done_share:.0%}"
+            if self.bar is not None and self.task is not None:
+                self.bar.update(self.task, now=text)
+            else:
+                self._print(f"step {step:,}/{self.steps:,}  {text}")
+
     def hear(self, kind: str, line: dict[str, Any]) -> None:
+        """Show a line of the journal."""
         if not self.enabled:
             return
+        self.shown_at = time.perf_counter()
         text = self._text(kind, line)
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=line["step"])
             if kind == "train":
-                now = f"loss {line['loss']:.3f}  {line['tokens_per_second']:,.0f} tokens/s"
-                self.bar.update(self.task, now=now, total=self._last_step(line))
+                self.bar.update(self.task, now=_progress(line), total=self._last_step(line))
                 return
             if kind == "save":
                 return
         if text:
-            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+            self._print(text)
+
+    def _print(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _last_step(self, line: dict[str, Any]) -> int:
         """The run's last step; where the clock ends it, judged by the steps made so far."""
         most = self.run.training.max_seconds
-        return self.steps if most is None else min(self.steps, round(line["step"] * most / line["seconds"]))
+        if most is None or not line["seconds"]:
+            return self.steps
+        return min(self.steps, round(line["step"] * most / line["seconds"]))
 
     def _text(self, kind: str, line: dict[str, Any]) -> str:
-        step = f"step {line['step']:,}/{self.steps:,}"
+        whole = int(line["step"])
+        step = f"step {whole:,}/{self.steps:,}"
         match kind:
             case "start" | "resume":
                 masked, row = line["masked_tokens"], self.run.shape.row_tokens
@@ -103,9 +150,12 @@ class Display:
                 left = ""
                 if self.seen is not None and line["step"] > self.seen[0]:
                     a_step = (line["seconds"] - self.seen[1]) / (line["step"] - self.seen[0])
-                    left = f"  {a_step * (self._last_step(line) - line['step']) / 60:.1f} min left"
-                self.seen = (line["step"], line["seconds"])
-                return f"{step}  loss {line['loss']:.4f}  {line['tokens_per_second']:,.0f} tokens/s{left}"
+                    left = f"  {_duration(a_step * max(0, self._last_step(line) - line['step']))} left"
+                self.seen, self.loss = (line["step"], line["seconds"]), line["loss"]
+                self.is_first = self.is_first and whole == 0
+                if line["step"] > whole:
+                    step += f" and {line['step'] - whole:.0%} of the next"
+                return f"{step}  {_progress(line)}{left}"
             case "validation":
                 return f"{step}  validation loss {line['loss']:.4f} nats per masked token (rate {line['rate']:g})"
             case "skip":
@@ -115,3 +165,13 @@ class Display:
             case "end":
                 return f"{step}  done ({line['reason']}) after {line['seconds']:.0f} s in {self.out}"
         return ""
+
+
+def _progress(line: dict[str, Any]) -> str:
+    loss, speed = line["loss"], line.get("tokens_per_second")
+    told = (None if loss is None else f"loss {loss:.4f}", None if speed is None else f"{speed:,.0f} tokens/s")
+    return "  ".join(filter(None, told))
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
