@@ -31,6 +31,7 @@ import tyro
 
 from latemask.errors import Refusal
 from latemask.recipes import recipe
+from latemask.training.checkpoint import step_name
 from latemask.writing import write_json
 
 KEPT = (".json", ".jsonl", ".svg", ".log", ".html", ".md")
@@ -94,6 +95,10 @@ class Trial:
     flags: tuple[str, ...]
     stop_at_seconds: float | None = None
     """It is told to stop after so many seconds and then gone on with: a resume in the middle."""
+    is_peer: bool = False
+    """Whether it is transformers' RoBERTa (roberta.py beside this file), not a recipe."""
+    steps: tuple[int, ...] = ()
+    """Checkpoints that are measured; none: the last one."""
 
 
 @dataclass(frozen=True)
@@ -161,10 +166,12 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
             Trial(f"{name},rate={rate}", f"{system}_{size}", (*flags, "--masking.rate", str(rate), *joins))
             for (name, (system, joins)), rate in itertools.product(systems.items(), (0.15, 0.3, 0.4, 0.5, 0.6))
         ], ("blimp", "glue")
-    often = (*flags, "--training.save-every", "400", "--training.keep", "0")
-    return [
-        Trial(system, f"{system}_{size}", often) for system in ("mlm", "three_ml_self", "mae_lm")
-    ], ("glue", "squad")  # fmt: skip
+    every = max(1, (options.tokens or 250_000_000) // 65_536 // 8)
+    often = (*flags, "--training.save-every", str(every), "--training.keep", "0")
+    steps = tuple(every * number for number in (1, 2, 3, 4, 6, 8))
+    names = ("mlm", "three_ml_self", "mae_lm")
+    found = [Trial(name, f"{name}_{size}", often, steps=steps) for name in names]
+    return [*found, Trial("roberta", f"mlm_{size}", often, steps=steps, is_peer=True)], ("glue",)
 
 
 def jobs_of(options: Options) -> list[Job]:
@@ -173,33 +180,37 @@ def jobs_of(options: Options) -> list[Job]:
     latemask = (sys.executable, "-m", "latemask")
     jobs, later = [], []
     for trial in trials:
-        run = str(options.out / options.study / trial.name)
-        pretrain = (*latemask, "pretrain", trial.recipe, "--data", str(options.data), "--out", run,
-                    "--resume-if-present", *trial.flags, *shlex.split(options.flags))  # fmt: skip
+        run = options.out / options.study / trial.name
+        program = (*latemask, "pretrain", trial.recipe, "--resume-if-present")
+        if trial.is_peer:
+            program = (sys.executable, str(Path(__file__).with_name("roberta.py")), trial.recipe)
+        flags = (*trial.flags, *shlex.split(options.flags))
+        pretrain = (*program, "--data", str(options.data), "--out", str(run), *flags)
         jobs.append(Job(trial.name, pretrain, stop_at_seconds=trial.stop_at_seconds))
-        for rank, measure in enumerate(measures):
-            later += [(rank, Job(f"{trial.name}/{measure}{number or ''}", (*latemask, *command), trial.name))
-                      for number, command in enumerate(_measure(measure, run, options))]  # fmt: skip
+        models = [(f",step={step}", run / step_name(step)) for step in trial.steps] or [("", run)]
+        for (label, model), (turn, measure) in itertools.product(models, enumerate(measures)):
+            if command := _measure(measure, str(model), options):
+                later.append((turn, Job(f"{trial.name}{label}/{measure}", (*latemask, *command), trial.name)))
     return jobs + [job for _, job in sorted(later, key=lambda pair: pair[0])]
 
 
-def _measure(measure: Measure, run: str, options: Options) -> list[tuple[str, ...]]:
-    """The commands of a measure; none where its data is not given."""
+def _measure(measure: Measure, model: str, options: Options) -> tuple[str, ...]:
+    """The command of a measure; empty where its data is not given."""
     tuned = ("--seeds", str(options.finetuning_seeds))
     if measure == "blimp" and options.blimp:
-        return [("evaluate", run, "--suite", "blimp", "--data", str(options.blimp), "--precision", "bf16")]
+        return ("evaluate", model, "--suite", "blimp", "--data", str(options.blimp), "--precision", "bf16")
     if measure == "masked-loss":
-        return [("evaluate", run, "--suite", "masked-loss", "--data", str(options.data))]
+        return ("evaluate", model, "--suite", "masked-loss", "--data", str(options.data))
     if measure in ("rank", "theory"):
-        return [(measure, run, "--data", str(options.data))]
+        return (measure, model, "--data", str(options.data))
     if measure == "glue" and options.glue:
-        return [("finetune", run, "--task", *options.tasks, "--data", str(options.glue), *tuned)]
+        return ("finetune", model, "--task", *options.tasks, "--data", str(options.glue), *tuned)
     if measure == "squad" and options.squad:
-        return [("finetune", run, "--task", "squad2", "--data", str(options.squad), *tuned,
-                 "--train", "mini-train-v2.0.json", "--dev", "mini-dev-v2.0.json")]  # fmt: skip
+        return ("finetune", model, "--task", "squad2", "--data", str(options.squad), *tuned,
+                "--train", "mini-train-v2.0.json", "--dev", "mini-dev-v2.0.json")  # fmt: skip
     if measure == "finetuned-rank" and options.glue:
-        return [("finetune", run, "--task", "mnli", "--data", str(options.glue), "--save", "--out", f"{run}/saved")]
-    return []
+        return ("finetune", model, "--task", "mnli", "--data", str(options.glue), "--save", "--out", f"{model}/saved")
+    return ()
 
 
 class Cards:
@@ -242,7 +253,7 @@ class Cards:
         """The exit status; 0 at once where the job was done before."""
         label = job.name.replace("/", "-")
         note = self.out / "jobs" / f"{label}.json"
-        if note.is_file() and json.loads(note.read_text(encoding="utf-8"))["command"] == list(job.command[3:]):
+        if note.is_file() and json.loads(note.read_text(encoding="utf-8"))["command"] == list(job.command[1:]):
             return 0
         started, stops_at = time.monotonic(), job.stop_at_seconds
         print(f"card {card}: {job.name}", flush=True)
@@ -264,7 +275,7 @@ class Cards:
         seconds = time.monotonic() - started
         print(f"card {card}: {job.name} ended with {process.returncode} after {seconds:.0f} s", flush=True)
         if process.returncode == 0:
-            write_json(note, {"kind": "job", "name": job.name, "command": list(job.command[3:]), "card": card,
+            write_json(note, {"kind": "job", "name": job.name, "command": list(job.command[1:]), "card": card,
                               "seconds": seconds})  # fmt: skip
         return process.returncode
 

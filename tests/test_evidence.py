@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 import tarfile
@@ -11,17 +10,12 @@ from typing import get_args
 
 import pytest
 
+from benchmark_files import load
 from latemask import __main__ as command_line
 from latemask.cli.options import parse
 from latemask.cli.pretrain import read
 
-FILE = Path(__file__).parent.parent / "benchmarks" / "evidence.py"
-spec = importlib.util.spec_from_file_location("evidence", FILE)
-assert spec is not None
-assert spec.loader is not None
-evidence = importlib.util.module_from_spec(spec)
-sys.modules["evidence"] = evidence
-spec.loader.exec_module(evidence)
+evidence, roberta = load("evidence"), load("roberta")
 
 
 def options(study: str, folder: Path, **changes):
@@ -36,6 +30,10 @@ def test_every_command_is_one_that_latemask_takes(study, size, tmp_path):
     assert len(set(names)) == len(names)
     for place, job in enumerate(jobs):
         assert job.after is None or job.after in names[:place]
+        if job.command[1:3] != ("-m", "latemask"):
+            _, run = roberta.read(job.command[2:])
+            assert run.training.validation_rate == 0.15
+            continue
         name, *rest = job.command[3:]
         if name == "pretrain":
             found, run = read(rest)

@@ -1,0 +1,42 @@
+"""The stock model that we are compared with: what is written of it is what it is, and any command takes it as a run."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from benchmark_files import load
+from latemask.config import replace
+from latemask.text.store import open_store
+from latemask.training import checkpoint, journal
+from training_support import tiny_run, write_store
+
+roberta = load("roberta")
+
+
+def test_roberta_learns_and_its_checkpoint_is_a_run_of_ours(tmp_path):
+    store = open_store(write_store(tmp_path / "data"))
+    changes = {"shape.positions": "absolute", "shape.dropout": 0.0, "training.steps": 12, "training.validate_every": 6}
+    run = replace(tiny_run("mlm"), changes)
+    run = replace(run, {"shape.vocabulary": store.vocabulary, "shape.specials": store.specials})
+    (tmp_path / "out").mkdir()
+    trainer = roberta.Trainer(run, roberta.Options(store.folder, tmp_path / "out"), store)
+    trainer.train()
+
+    lines = journal.read(tmp_path / "out" / "journal.jsonl")
+    losses = [line["loss"] for line in lines if line["kind"] == "train"]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0]
+    assert [line["step"] for line in lines if line["kind"] == "save"] == [0, 3, 6, 9, 12]
+
+    ours = checkpoint.read_pretrainer(checkpoint.newest(tmp_path / "out"))
+    theirs = trainer.model.eval()
+    batch = trainer.batches.batch_at(20)
+    ids = torch.empty_like(batch.ids).scatter(1, batch.positions, batch.ids)
+    masked = batch.positions[:, batch.n_visible :]
+    with torch.no_grad():
+        found = ours(batch)
+        logits = theirs(input_ids=ids.scatter(1, masked, run.shape.specials.mask)).logits[..., : store.vocabulary]
+        picked = logits.gather(1, masked[..., None].expand(-1, -1, store.vocabulary))
+        wanted = F.cross_entropy(picked.flatten(0, 1), batch.targets.flatten(), reduction="none")
+    torch.testing.assert_close(found.flatten(), wanted, rtol=0, atol=2e-5)
