@@ -41,8 +41,10 @@ NO_REFUSAL = {
 }
 """(File, function): what it raises beside refusals, and why no user meets it as a traceback."""
 
-NOUNS = {"text", "input", "tokenizer", "standard input", "files", "model", "predictions", "labels", "questions",
-         "train", "vectors", "command", "torchrun", "process", "from_transformers", "optimizer.safetensors"}  # fmt: skip
+NOUNS = {
+    "text", "input", "tokenizer", "standard input", "files", "model", "predictions", "labels", "questions", "train",
+    "vectors", "command", "torchrun", "process", "from_transformers", "optimizer.safetensors", "a field without a name",
+}  # fmt: skip
 """Where a Refusal has neither a file nor a field to name: what a person gave."""
 
 
