@@ -434,7 +434,8 @@ def replace(run: Run, changes: dict[str, Any]) -> Run:
     for name, value in changes.items():
         part, _, leaf = name.partition(".")
         if name not in _dotted(run):
-            raise Refusal(name or "a field without a name", "no such field in this recipe", f"one of {', '.join(_dotted(run))}")
+            where = name or "a field without a name"
+            raise Refusal(where, "no such field in this recipe", f"one of {', '.join(_dotted(run))}")
         parts.setdefault(part, {})[leaf] = value
     return dataclasses.replace(
         run, **{part: dataclasses.replace(getattr(run, part), **leaves) for part, leaves in parts.items()}
