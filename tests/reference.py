@@ -58,7 +58,7 @@ def natural_rows(batch: Batch) -> list[NaturalRow]:
 
 
 def losses(run: Run, weights: Weights, batch: Batch) -> Tensor:
-    """Nats for each predicted token [B, P]: the masked ones in their joining order, or all but the first in order."""
+    """Nats for each predicted token [B, P]: masked ones in their joining order, or all but the first in order."""
     return torch.stack([_row_losses(run, weights, row) for row in natural_rows(batch)])
 
 
@@ -75,6 +75,8 @@ def encode(shape: Shape, weights: Weights, ids: list[int]) -> Tensor:
 def _row_losses(run: Run, weights: Weights, row: NaturalRow) -> Tensor:
     shape, decoder = run.shape, run.decoder
     table = weights["encoder.tokens.weight"]
+    unpredicted = len(row.masked) - math.floor(run.masking.predicted_share * len(row.masked) + 0.5)
+    predicted = row.masked[unpredicted:]
     mask = weights["mask_vector"] if run.masking.vector == "own" else table[shape.specials.mask]
 
     def shown(number: int) -> Tensor:
@@ -82,7 +84,7 @@ def _row_losses(run: Run, weights: Weights, row: NaturalRow) -> Tensor:
 
     tokens = {p: _enter(weights, "encoder.door", shape, table[row.ids[p]], row.seats[p]) for p in row.visible}
     for layer in range(shape.depth):
-        for start, stop in _joins(run, layer):
+        for start, stop in _joins(run, layer, len(row.masked)):
             tokens = {p: x for p, x in tokens.items() if p not in row.masked[start:]}
             for number in range(start, stop):
                 p = row.masked[number]
@@ -91,7 +93,7 @@ def _row_losses(run: Run, weights: Weights, row: NaturalRow) -> Tensor:
     encoded = {p: _final(weights, "encoder.stack", shape, x) for p, x in tokens.items()}
 
     if decoder is None:
-        return _head(weights, shape, [encoded[p] for p in row.masked], [row.ids[p] for p in row.masked])
+        return _head(weights, shape, [encoded[p] for p in predicted], [row.ids[p] for p in predicted])
 
     def narrowed(x: Tensor) -> Tensor:
         return _linear(weights, "decoder.narrow", x) if decoder.width != shape.width else x
@@ -101,7 +103,7 @@ def _row_losses(run: Run, weights: Weights, row: NaturalRow) -> Tensor:
         tokens = {p: narrowed(table[row.ids[p]]) for p in range(last)}
     else:
         tokens = dict(encoded)
-        for start, stop in _joins(run, "decoder"):
+        for start, stop in _joins(run, "decoder", len(row.masked)):
             tokens = {p: x for p, x in tokens.items() if p not in row.masked[start:]}
             tokens |= dict.fromkeys(row.masked[start:stop], mask)
         tokens = {p: narrowed(x) for p, x in tokens.items()}
@@ -111,12 +113,12 @@ def _row_losses(run: Run, weights: Weights, row: NaturalRow) -> Tensor:
     tokens = {p: _final(weights, "decoder.stack", shape, x) for p, x in tokens.items()}
     if decoder.rewrites:
         return _head(weights, shape, [tokens[p] for p in range(last)], row.ids[1:])
-    return _head(weights, shape, [tokens[p] for p in row.masked], [row.ids[p] for p in row.masked])
+    return _head(weights, shape, [tokens[p] for p in predicted], [row.ids[p] for p in predicted])
 
 
-def _joins(run: Run, layer: int | str) -> list[tuple[int, int]]:
+def _joins(run: Run, layer: int | str, masked_tokens: int) -> list[tuple[int, int]]:
     """Which masked tokens (by number) join at a layer."""
-    masking, masked_tokens = run.masking, math.floor(run.masking.rate * run.shape.row_tokens + 0.5)
+    masking = run.masking
     joins = [(join.layer, join.start, join.stop) for join in masking.joins]
     if masking.delta is not None:
         joins = [(0, 0, masking.delta), ("decoder", masking.delta, 1)]

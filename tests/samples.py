@@ -63,8 +63,8 @@ def small(system: str, **shape: object) -> Run:
 
 def batch_of(run: Run, rows: int = 3, index: int = 0) -> Batch:
     """A training batch of a run on made-up prose."""
-    feed = Rows(prose(run.shape), run.shape, run.masked_tokens)
-    return TrainingBatches(feed, run.masking, rows, seed=1).batch_at(index)
+    feed = Rows(prose(run.shape), run.shape, run.most_masked_tokens)
+    return TrainingBatches(feed, run.masking, rows, 1, run.updates).batch_at(index)
 
 
 def pretrainer_of(run: Run, seed: int = 0) -> Pretrainer:
@@ -96,7 +96,7 @@ def losses_and_gradients(model: Pretrainer, batch: Batch) -> tuple[Tensor, dict[
 def with_a_hidden_document(run: Run) -> Batch:
     """Rows of short documents, in some of which the last document is masked whole."""
     rows = Rows(stream_of([5, 3, 9, 2, 6, 4, 8] * 30, run.shape), run.shape, run.masked_tokens)
-    batch = TrainingBatches(rows, run.masking, 16, seed=2).batch_at(0)
+    batch = TrainingBatches(rows, run.masking, 16, 2, run.updates).batch_at(0)
     last = batch.document.max(1, keepdim=True).values
     hidden = (batch.document[:, : batch.n_visible] != last).all(1)
     assert hidden.any()

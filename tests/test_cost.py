@@ -120,6 +120,9 @@ def variants() -> dict[str, Run]:
         "rewriting": Run("x", TINY, rewriting, Masking(joins=(), rate=0.4)),
         "gradual": Run("x", TINY, None, Masking(joins=growing, rate=0.4)),
         "reset at the door": Run("x", TINY, NARROW, Masking(joins=(Join(0), Join("decoder")), rate=0.4)),
+        "a part of the masked predicted": Run("x", TINY, None, Masking(joins=growing, rate=0.4, predicted_share=0.4)),
+        "a part predicted, self": Run("x", TINY, NARROW, Masking(joins=late(), rate=0.4, predicted_share=0.4)),
+        "a part predicted, cross only": Run("x", TINY, cross, Masking(joins=late(), rate=0.4, predicted_share=0.4)),
         "own vector, rotary, pre-norm": Run(
             "x",
             dataclasses.replace(TINY, positions="rotary", norm="pre"),
@@ -132,16 +135,32 @@ def variants() -> dict[str, Run]:
 @pytest.mark.parametrize("name", variants())
 def test_executed_count_is_torchs(name):
     """Forward and backward, every matrix product that torch runs; plain attention, so that nothing is recomputed."""
-    run = variants()[name]
-    model, batch = Pretrainer(run), batch_of(run)
-    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
-        loss = model(batch).mean()
-        forward = counter.get_total_flops()
-        loss.backward()
-    tokens = batch.rows * run.shape.row_tokens
-    executed = flops(run, executed=True).total * tokens
-    assert round(executed) == counter.get_total_flops()
-    assert round(executed / 3) == forward
+    for stage in variants()[name].stages:
+        run = stage.run
+        model, batch = Pretrainer(run), batch_of(run)
+        with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+            loss = model(batch).mean()
+            forward = counter.get_total_flops()
+            loss.backward()
+        tokens = batch.rows * run.shape.row_tokens
+        executed = flops(run, executed=True).total * tokens
+        assert round(executed) == counter.get_total_flops()
+        assert round(executed / 3) == forward
+
+
+def test_a_run_whose_rate_falls_costs_what_its_batches_cost():
+    """The mean over batches, whichever are asked for; memory is that of the stage which needs most."""
+    run = sized("falling_rate_small", 32768, training__steps=7, masking__later_rates=("0.5:0.3", "0.8:0.15"))
+    at = {rate: replace(run, {"masking.rate": rate, "masking.later_rates": ()}) for rate in (0.5, 0.3, 0.15)}
+    rates = [0.5] * 4 + [0.3] * 2 + [0.15] * 1
+    for batches in (range(7), range(1), range(3, 5), range(2, 7), range(5, 9)):
+        seen = [rates[min(index, 6)] for index in batches]
+        for number, found in enumerate(flops_per_token(run, batches)):
+            assert found == pytest.approx(sum(flops_per_token(at[rate])[number] for rate in seen) / len(seen))
+    assert flops_per_token(run) == flops_per_token(run, range(7))
+    of = cost.cost(run, cards=1)
+    assert of.gpu_hours == pytest.approx(sum(cost.cost(at[rate], cards=1).gpu_hours / 7 for rate in rates))
+    assert memory(run, 3).total == max(memory(one, 3).total for one in at.values())
 
 
 @pytest.mark.parametrize("name", [*variants(), *recipes.names()])

@@ -119,6 +119,43 @@ def test_a_document_that_is_masked_whole_equals_the_reference(system):
     assert_equals_the_reference(run, batch.slice(0, 2))
 
 
+@pytest.mark.parametrize("share", [0.06, 0.3, 0.77])
+@pytest.mark.parametrize(
+    "system", [name for name in SYSTEM_NAMES if name not in ("decoder_causal_cross", "falling_rate", "predict_subset")]
+)
+def test_a_predicted_share_equals_the_reference(system, share):
+    run = with_masking(small(system), predicted_share=share, rate=0.5)
+    batch = batch_of(run, rows=2)
+    assert batch.targets.shape == (2, int(18 * share + 0.5)) == (2, run.predicted_tokens)
+    assert_equals_the_reference(run, batch)
+
+
+@pytest.mark.parametrize("system", ["three_ml", "decoder_self_cross", "decoder_cross"])
+@pytest.mark.parametrize("variant", ["pre-norm, rotary, isolated", "misaligned, relative, rate .5"])
+def test_a_predicted_share_of_other_shapes_equals_the_reference(system, variant):
+    run = with_masking(VARIANTS[variant](small(system)), predicted_share=0.4)
+    assert_equals_the_reference(run, batch_of(run, rows=2))
+
+
+def test_a_predicted_share_is_the_loss_of_the_last_to_join():
+    """The same rows and masks: the losses of the predicted tokens are those that predicting all gives, the last ones."""
+    run = small("three_ml_random_kept")
+    model, batch = pretrainer_of(run), batch_of(run)
+    some = with_masking(run, predicted_share=0.4)
+    subset = pretrainer_of(some)(batch_of(some))
+    assert subset.shape == (3, 7)
+    torch.testing.assert_close(subset, model(batch)[:, -7:], **EXACT)
+
+
+@pytest.mark.parametrize("index", [0, 399, 400, 1200, 1600, 5000])
+def test_every_stage_of_a_falling_rate_equals_the_reference(index):
+    run = small("falling_rate")
+    batch = batch_of(run, index=index)
+    rate = next(rate for first, rate in [(1600, 0.15), (1200, 0.2), (800, 0.3), (400, 0.4), (0, 0.5)] if index >= first)
+    assert batch.n_masked == int(rate * 36 + 0.5)
+    assert_equals_the_reference(run, batch)
+
+
 # --- every recipe -----------------------------------------------------------------------------------------------------
 
 
@@ -155,18 +192,19 @@ def test_blocks_see_the_lengths_that_the_plan_states(system):
         block.register_forward_hook(look)
     prediction = model.predict(batch)
     visible, masked, row = run.visible_tokens, run.masked_tokens, run.shape.row_tokens
+    predicted = row - 1 if run.rewrites else int(run.masking.predicted_share * masked + 0.5)
     lengths = run.plan.lengths(visible, masked)
     encoder = [(length, length) for length in lengths]
     if run.decoder is None:
-        encoder[-1] = (row, masked)
+        encoder[-1] = (row, predicted)
         decoder = []
     else:
-        width = row - 1 if run.rewrites else masked if run.decoder.sublayers == ("cross",) else row
+        width = row - 1 if run.rewrites else predicted if run.decoder.sublayers == ("cross",) else row
         decoder = [(width, width)] * run.decoder.depth
         if not run.rewrites:
-            decoder[-1] = (width, masked)
+            decoder[-1] = (width, predicted)
     assert seen == encoder + decoder
-    assert prediction.hidden.shape == (2, row - 1 if run.rewrites else masked, model.decoder.width)
+    assert prediction.hidden.shape == (2, predicted, model.decoder.width)
     assert prediction.targets.shape == prediction.hidden.shape[:2]
 
 
@@ -238,5 +276,6 @@ def test_the_state_holds_parameters_only():
         assert set(model.state_dict()) == {name for name, _ in model.named_parameters()}
         assert set(model.encoder.state_dict()) == {name.removeprefix("encoder.") for name in model.state_dict()
                                                    if name.startswith("encoder.")}  # fmt: skip
-        assert ("mask_vector" in model.state_dict()) == system.startswith("three_ml")
+        is_3ml = system.startswith("three_ml") or system in ("falling_rate", "predict_subset")
+        assert ("mask_vector" in model.state_dict()) == is_3ml
         assert isinstance(model.decoder, NoDecoder) == (small(system).decoder is None)

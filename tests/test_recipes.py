@@ -12,6 +12,7 @@ from latemask.config import Run, Shape, Training
 from latemask.errors import Refusal
 from latemask.joins import DECODER, Join
 from latemask.recipes import PAPER_SIZES, SIZES, SYSTEMS, names, recipe
+from latemask.study.cost import cost
 
 TABLE_2 = {
     "mae_lm": 86.1, "mlm": 85.2, "mask_in_encoder": 85.1, "decoder_resets_mask": 85.9, "random_replace": 85.1,
@@ -45,6 +46,8 @@ FIGURE = {
     "decoder_1024_wide": ((Join(DECODER),), (1, 0, 0), (("self",), 4, 1024), 0.15),
     "delta": ((Join(0, 0, 0.5), Join(DECODER, 0.5, 1)), (1, 0, 0), (("self",), 4, 768), 0.15),
     "gradual": (GROWING, (1, 0, 0), None, 0.15),
+    "falling_rate": ((Join(DECODER),), (1, 0, 0), (("self",), 2, 768), 0.5),
+    "predict_subset": ((Join(DECODER),), (1, 0, 0), (("self",), 2, 768), 0.5),
 }  # fmt: skip
 
 
@@ -66,7 +69,10 @@ def test_a_base_recipe_is_its_row_of_the_table(system):
     assert run.masking.rate == rate
     assert run.masking.aligned == (system != "misaligned_positions")
     assert run.rewrites == (system == "decoder_causal_cross")
-    is_3ml = system.startswith("three_ml")
+    assert run.masking.predicted_share == (0.3 if system == "predict_subset" else 1)
+    falls = [(0.2, 0.4), (0.4, 0.3), (0.6, 0.2), (0.8, 0.15)] if system == "falling_rate" else []
+    assert [(step.start, step.rate) for step in run.masking.later_rates] == falls
+    is_3ml = system.startswith("three_ml") or system in ("falling_rate", "predict_subset")
     assert run.masking.vector == ("own" if is_3ml else "token")
     assert run.shape.has_relative_bias == (not is_3ml and system != "no_relative")
     assert run.training == Training()
@@ -125,6 +131,23 @@ def test_a_docstring_holds_the_command_and_the_paper_s_number(system):
     if system.__name__ in TABLE_2:
         assert f"GLUE {TABLE_2[system.__name__]}" in text
         assert "Table" in text
+    assert re.search(r"\bPaper\b|Ours: no paper has this row", text)
+
+
+@pytest.mark.parametrize("system", SYSTEMS)
+def test_the_hours_of_a_docstring_are_the_computed_ones(system):
+    text = " ".join(system.__doc__.split())
+    [hours] = re.findall(r"Base: (\d+) hours on one H100 at 40 % of its peak", text)
+    others = re.findall(r"(\w+_plus): (\d+) hours", text)
+    assert len(others) == (2 if system is recipes.mae_lm else 0)
+    for size, said in [("base", hours), *others]:
+        assert round(cost(system(size), kind="H100", cards=1, mfu=0.4).gpu_hours) == int(said)
+
+
+def test_predicting_a_subset_predicts_as_much_as_mlm():
+    for size in SIZES:
+        subset, mlm = recipe(f"predict_subset_{size}"), recipe(f"mlm_{size}")
+        assert (subset.predicted_tokens, subset.masked_tokens) == (mlm.masked_tokens, subset.shape.row_tokens // 2)
 
 
 def test_row_lengths_follow_the_joins():

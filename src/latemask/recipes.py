@@ -2,7 +2,8 @@
 
 Names are ``<system>_<size>``. Sizes: tiny (4 x 128, rows of 128), small (12 x 384), base (12 x 768), large
 (24 x 1024); ``base_plus`` and ``large_plus`` are MAE-LM's *base++* and *large++* (Table 4). What the papers leave open
-is chosen after RoBERTa: LayerNorm epsilon 1e-5, weights from a normal of deviation 0.02, weight decay on matrices only.
+is chosen after RoBERTa: LayerNorm epsilon 1e-5, weights from a normal of deviation 0.02, weight decay on matrices only;
+``docs/recipes.md`` lists it all. Hours are computed: the plain FLOPs of the whole run at 40 % of the card's peak.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Literal
 from latemask.config import Decoder, Masking, Run, Shape, Training
 from latemask.errors import Refusal
 from latemask.joins import DECODER, Join, early, late
+from latemask.rates import RateStep
 
 Size = Literal["tiny", "small", "base", "large", "base_plus", "large_plus"]
 SIZES: tuple[Size, ...] = ("tiny", "small", "base", "large")
@@ -75,6 +77,7 @@ def mlm(size: Size) -> Run:
     "enc. w. [MASK], no dec."), with the paper's relative positions.
 
     Paper, base: GLUE 85.2, SQuAD 2.0 78.3 / 81.5. ``latemask pretrain mlm_base --data data/en --out runs/mlm``
+    Base: 54 hours on one H100 at 40 % of its peak.
     """
     return Run("mlm_" + size, _relative(shape(size)), None, Masking(joins=early()), training(size))
 
@@ -82,7 +85,9 @@ def mlm(size: Size) -> Run:
 def mlm_80_10_10(size: Size) -> Run:
     """BERT's corruption: of the masked tokens 80 % show [MASK], 10 % a random token, 10 % themselves.
 
+    Paper: MAE-LM does without (its pretraining settings), so there is no number.
     ``latemask pretrain mlm_80_10_10_base --data data/en --out runs/bert``
+    Base: 54 hours on one H100 at 40 % of its peak.
     """
     run = mlm(size)
     return replace(run, recipe="mlm_80_10_10_" + size, masking=replace(run.masking, filler=(0.8, 0.1, 0.1)))
@@ -91,7 +96,9 @@ def mlm_80_10_10(size: Size) -> Run:
 def mae_lm(size: Size) -> Run:
     """MAE-LM: the encoder sees real tokens only, a 4-block decoder fills the masks (section 3; Table 1).
 
-    Paper, base: GLUE 86.1, SQuAD 2.0 81.1 / 84.1. ``latemask pretrain mae_lm_base --data data/en --out runs/mae``
+    Paper, base: GLUE 86.1, SQuAD 2.0 81.1 / 84.1; base++: 87.8, 83.5 / 86.5; large++: 89.3, 87.0 / 89.8.
+    ``latemask pretrain mae_lm_base --data data/en --out runs/mae``
+    Base: 63 hours on one H100 at 40 % of its peak; base_plus: 1042 hours, large_plus: 1499 hours.
     """
     return replace(mlm(size), recipe="mae_lm_" + size, decoder=decoder(size), masking=Masking(joins=late()))
 
@@ -99,7 +106,9 @@ def mae_lm(size: Size) -> Run:
 def three_ml(size: Size) -> Run:
     """3ML: half of the tokens masked, [MASK]s appended before the last quarter of the encoder, no decoder.
 
-    The abstract gives the rate; the layer is ours. ``latemask pretrain three_ml_base --data data/en --out runs/3ml``
+    Paper: the abstract gives the rate and no number for this variant; the layer is ours, and any other is
+    ``--masking.joins LAYER``. ``latemask pretrain three_ml_base --data data/en --out runs/3ml``
+    Base: 39 hours on one H100 at 40 % of its peak.
     """
     plain = shape(size)
     masking = Masking(rate=0.5, joins=(Join(plain.depth - max(1, plain.depth // 4)),), vector="own")
@@ -109,8 +118,9 @@ def three_ml(size: Size) -> Run:
 def three_ml_self(size: Size) -> Run:
     """3ML_self: half of the tokens masked, a small self-attention decoder over the whole row.
 
-    Published: RoBERTa-base's GLUE at 78 % of its compute, large at 68 %; decoder depth (2, large 4, tiny 1) is ours.
+    Paper: RoBERTa-base's GLUE at 78 % of its compute, large at 68 %; decoder depth (2, large 4, tiny 1) is ours.
     ``latemask pretrain three_ml_self_base --data data/en --out runs/3ml-self``
+    Base: 41 hours on one H100 at 40 % of its peak.
     """
     depth = {"tiny": 1, "large": 4, "large_plus": 4}.get(size, 2)
     masking = Masking(rate=0.5, joins=late(), vector="own")
@@ -120,7 +130,9 @@ def three_ml_self(size: Size) -> Run:
 def three_ml_cross(size: Size) -> Run:
     """3ML_cross: as 3ML_self, each decoder block also attends to the encoder's output.
 
+    Paper: the abstract gives no number for this variant.
     ``latemask pretrain three_ml_cross_base --data data/en --out runs/3ml-cross``
+    Base: 43 hours on one H100 at 40 % of its peak.
     """
     run = three_ml_self(size)
     assert run.decoder is not None
@@ -131,7 +143,9 @@ def three_ml_random_kept(size: Size) -> Run:
     """3ML as its Figure 2 shows it: a fifth of the masked tokens stays in the encoder's input, half of them replaced by
     random tokens and half as they are (the 10/10 of 80/10/10); the rest joins the decoder as [MASK].
 
+    Paper: the abstract gives no number for this variant.
     ``latemask pretrain three_ml_random_kept_base --data data/en --out runs/3ml-kept``
+    Base: 46 hours on one H100 at 40 % of its peak.
     """
     run = three_ml_self(size)
     joins = (Join(0, 0.0, 0.2), Join(DECODER, 0.2, 1.0))
@@ -143,6 +157,7 @@ def mask_in_encoder(size: Size) -> Run:
     """MAE-LM's decoder after an encoder that has seen [MASK] from the start (Table 2, "enc. w. [MASK]").
 
     Paper, base: GLUE 85.1. ``latemask pretrain mask_in_encoder_base --data data/en --out runs/mask-in-encoder``
+    Base: 72 hours on one H100 at 40 % of its peak.
     """
     return replace(mae_lm(size), recipe="mask_in_encoder_" + size, masking=Masking(joins=early()))
 
@@ -152,6 +167,7 @@ def decoder_resets_mask(size: Size) -> Run:
     resets [MASK]").
 
     Paper, base: GLUE 85.9. ``latemask pretrain decoder_resets_mask_base --data data/en --out runs/resets``
+    Base: 72 hours on one H100 at 40 % of its peak.
     """
     return replace(mae_lm(size), recipe="decoder_resets_mask_" + size, masking=Masking(joins=early() + late()))
 
@@ -160,6 +176,7 @@ def random_replace(size: Size) -> Run:
     """Masked tokens show a random token to the encoder, never [MASK] (Table 2, "random replace w. real token").
 
     Paper, base: GLUE 85.1. ``latemask pretrain random_replace_base --data data/en --out runs/random-replace``
+    Base: 72 hours on one H100 at 40 % of its peak.
     """
     masking = Masking(joins=early(), filler=(0.0, 1.0, 0.0))
     return replace(mae_lm(size), recipe="random_replace_" + size, masking=masking)
@@ -170,6 +187,7 @@ def misaligned_positions(size: Size) -> Run:
     position encoding").
 
     Paper, base: GLUE 86.0. ``latemask pretrain misaligned_positions_base --data data/en --out runs/misaligned``
+    Base: 63 hours on one H100 at 40 % of its peak.
     """
     return replace(mae_lm(size), recipe="misaligned_positions_" + size, masking=Masking(joins=late(), aligned=False))
 
@@ -178,6 +196,7 @@ def no_relative(size: Size) -> Run:
     """MAE-LM with absolute positions alone (Table 2, "no relative position encoding").
 
     Paper, base: GLUE 86.1. ``latemask pretrain no_relative_base --data data/en --out runs/no-relative``
+    Base: 63 hours on one H100 at 40 % of its peak.
     """
     return replace(mae_lm(size), recipe="no_relative_" + size, shape=shape(size))
 
@@ -186,6 +205,7 @@ def decoder_self_cross(size: Size) -> Run:
     """Each decoder block also attends to the encoder's output (Table 2, "bi. self-attention + cross-attention").
 
     Paper, base: GLUE 85.4. ``latemask pretrain decoder_self_cross_base --data data/en --out runs/self-cross``
+    Base: 69 hours on one H100 at 40 % of its peak.
     """
     both = replace(decoder(size), sublayers=("self", "cross"))
     return replace(mae_lm(size), recipe="decoder_self_cross_" + size, decoder=both)
@@ -196,6 +216,7 @@ def decoder_causal_cross(size: Size) -> Run:
     cross-attention").
 
     Paper, base: GLUE 85.5. ``latemask pretrain decoder_causal_cross_base --data data/en --out runs/causal-cross``
+    Base: 81 hours on one H100 at 40 % of its peak.
     """
     causal = replace(decoder(size), sublayers=("self", "cross"), rewrites=True)
     return replace(mae_lm(size), recipe="decoder_causal_cross_" + size, decoder=causal, masking=Masking(joins=()))
@@ -205,6 +226,7 @@ def decoder_cross(size: Size) -> Run:
     """Masked positions look at the encoder's output only, not at each other (Table 2, "cross-attention").
 
     Paper, base: GLUE 86.0. ``latemask pretrain decoder_cross_base --data data/en --out runs/cross``
+    Base: 62 hours on one H100 at 40 % of its peak.
     """
     return replace(mae_lm(size), recipe="decoder_cross_" + size, decoder=replace(decoder(size), sublayers=("cross",)))
 
@@ -213,6 +235,7 @@ def decoder_2_layers(size: Size) -> Run:
     """A decoder of 2 blocks at every size (Table 2, "2 layer, 768 dimension").
 
     Paper, base: GLUE 85.8. ``latemask pretrain decoder_2_layers_base --data data/en --out runs/2-layers``
+    Base: 54 hours on one H100 at 40 % of its peak.
     """
     return replace(mae_lm(size), recipe="decoder_2_layers_" + size, decoder=decoder(size, 2))
 
@@ -221,6 +244,7 @@ def decoder_6_layers(size: Size) -> Run:
     """A decoder of 6 blocks at every size (Table 2, "6 layer, 768 dimension").
 
     Paper, base: GLUE 84.8. ``latemask pretrain decoder_6_layers_base --data data/en --out runs/6-layers``
+    Base: 72 hours on one H100 at 40 % of its peak.
     """
     return replace(mae_lm(size), recipe="decoder_6_layers_" + size, decoder=decoder(size, 6))
 
@@ -230,6 +254,7 @@ def decoder_512_wide(size: Size) -> Run:
     tiny, 256 for small, 512 for base, 704 for large.
 
     Paper, base: GLUE 85.8. ``latemask pretrain decoder_512_wide_base --data data/en --out runs/512-wide``
+    Base: 54 hours on one H100 at 40 % of its peak.
     """
     return replace(mae_lm(size), recipe="decoder_512_wide_" + size, decoder=decoder_of_width(size, 512))
 
@@ -239,6 +264,7 @@ def decoder_1024_wide(size: Size) -> Run:
     for tiny, 512 for small, 1024 for base, 1344 for large.
 
     Paper, base: GLUE 85.5. ``latemask pretrain decoder_1024_wide_base --data data/en --out runs/1024-wide``
+    Base: 76 hours on one H100 at 40 % of its peak.
     """
     return replace(mae_lm(size), recipe="decoder_1024_wide_" + size, decoder=decoder_of_width(size, 1024))
 
@@ -248,6 +274,7 @@ def delta(size: Size) -> Run:
 
     Paper, base: the more join early, the lower GLUE; 86.1 at 0, about MLM's 85.2 at 1.
     ``latemask sweep delta_base --vary masking.delta=0,.25,.5,.75,1 --data data/en --out runs/delta``
+    Base: 67 hours on one H100 at 40 % of its peak, a value.
     """
     return replace(mae_lm(size), recipe="delta_" + size, masking=Masking(joins=(), delta=0.5))
 
@@ -257,11 +284,35 @@ def gradual(size: Size) -> Run:
     thirds; no decoder. Ours: no paper has this row.
 
     ``latemask pretrain gradual_base --data data/en --out runs/gradual``
+    Base: 51 hours on one H100 at 40 % of its peak.
     """
     run = mlm(size)
     third = run.shape.depth // 3
     joins = (Join(0, 0.0, 0.3), Join(third, 0.3, 0.6), Join(2 * third, 0.6, 1.0))
     return replace(run, recipe="gradual_" + size, masking=Masking(joins=joins))
+
+
+def falling_rate(size: Size) -> Run:
+    """3ML_self whose masking rate falls in five equal parts of the run: 50, 40, 30, 20, 15 %. Ours: no paper has this
+    row.
+
+    ``latemask pretrain falling_rate_base --data data/en --out runs/falling``
+    Base: 48 hours on one H100 at 40 % of its peak.
+    """
+    run = three_ml_self(size)
+    steps = (RateStep(0.2, 0.4), RateStep(0.4, 0.3), RateStep(0.6, 0.2), RateStep(0.8, 0.15))
+    return replace(run, recipe="falling_rate_" + size, masking=replace(run.masking, later_rates=steps))
+
+
+def predict_subset(size: Size) -> Run:
+    """3ML_self that predicts three tenths of its masked tokens, as many as MLM at 15 % does; the other masked tokens
+    give no loss. Ours: no paper has this row.
+
+    ``latemask pretrain predict_subset_base --data data/en --out runs/subset``
+    Base: 36 hours on one H100 at 40 % of its peak.
+    """
+    run = three_ml_self(size)
+    return replace(run, recipe="predict_subset_" + size, masking=replace(run.masking, predicted_share=0.3))
 
 
 def _relative(plain: Shape) -> Shape:
@@ -272,6 +323,7 @@ SYSTEMS: tuple[Callable[[Size], Run], ...] = (
     mlm, mlm_80_10_10, three_ml, three_ml_self, three_ml_cross, three_ml_random_kept, mae_lm, mask_in_encoder,
     decoder_resets_mask, random_replace, misaligned_positions, no_relative, decoder_self_cross, decoder_causal_cross,
     decoder_cross, decoder_2_layers, decoder_6_layers, decoder_512_wide, decoder_1024_wide, delta, gradual,
+    falling_rate, predict_subset,
 )  # fmt: skip
 PAPER_SYSTEMS = (mlm, mae_lm)
 

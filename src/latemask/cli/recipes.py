@@ -8,7 +8,6 @@ from typing import Literal
 
 from latemask import console, recipes
 from latemask.config import Run
-from latemask.joins import fraction
 from latemask.study.cost import cost
 
 
@@ -32,7 +31,7 @@ def run_recipes(options: RecipesOptions) -> None:
 
 def _row(run: Run) -> tuple[str, ...]:
     lengths = run.plan.lengths(run.visible_tokens, run.masked_tokens)
-    joins = run.masking.joins if run.masking.delta is None else fraction(run.masking.delta)
+    joins = run.masking.effective_joins
     decoder = "none"
     if run.decoder is not None:
         decoder = f"{run.decoder.depth} x {run.decoder.width} {' + '.join(run.decoder.sublayers)}"
