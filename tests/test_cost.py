@@ -18,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from latemask import recipes
 from latemask.batch import Batch
 from latemask.cards import card, card_of_device
+from latemask.cli.cost import run_cost
 from latemask.config import Decoder, Masking, Run, Shape, replace
 from latemask.counts import flops, flops_per_token, memory, parameters
 from latemask.errors import Refusal
@@ -25,7 +26,6 @@ from latemask.feed.masking import lay_out
 from latemask.joins import Join, late
 from latemask.model.pretrainer import Pretrainer
 from latemask.study import cost
-from latemask.study.cost import CostOptions, run_cost
 
 
 def sized(name: str, vocabulary: int, **fields: object) -> Run:
@@ -252,12 +252,12 @@ def test_cards_by_name_and_by_driver():
 
 @pytest.mark.parametrize(
     ("field", "options"),
-    [("--mfu", {"mfu": 0.0}), ("--mfu", {"mfu": 40.0}), ("--cards", {"cards": 0}), ("--kind", {"kind": "TPU"}),
-     ("--micro-rows", {"micro_rows": 0}), ("shape.vocabulary", {"vocabulary": 3})],
+    [("--mfu", "--mfu=0"), ("--mfu", "--mfu=40"), ("--cards", "--cards=0"), ("--kind", "--kind=TPU"),
+     ("--micro-rows", "--micro-rows=0"), ("shape.vocabulary", "--vocabulary=3"), ("shape.depth", "--shape.depth=0")],
 )  # fmt: skip
 def test_bad_options_are_refused_by_name(field, options):
     with pytest.raises(Refusal) as refused:
-        run_cost(CostOptions("mlm_tiny", **options))
+        run_cost(["mlm_tiny", options])
     assert refused.value.where == field
 
 
@@ -273,12 +273,25 @@ def test_gpu_hours():
 
 
 def test_printed_cost_holds_the_published_share_beside_the_computed(capsys):
-    run_cost(CostOptions("three_ml_self_base", vocabulary=50304))
+    run_cost(["three_ml_self_base", "--vocabulary", "50304"])
     said = capsys.readouterr().out
     assert "256 x 12" in said
     assert "78%" in next(line for line in said.splitlines() if "published" in line)
     assert "80.0%" in next(line for line in said.splitlines() if "computed" in line and "%" in line)
-    run_cost(CostOptions("mlm_base"))
+    run_cost(["mlm_base"])
     said = capsys.readouterr().out
     assert "published" not in said
     assert "589.5" in said
+
+
+def test_any_field_of_the_recipe_can_be_changed(capsys):
+    """The printed numbers are those of the changed run."""
+    run_cost(["mae_lm_base", "--shape.depth", "6", "--masking.rate", ".3"])
+    said = capsys.readouterr().out
+    changed = cost.cost(replace(recipes.recipe("mae_lm_base"), {"shape.depth": 6, "masking.rate": 0.3}))
+    assert f"{changed.parameters.kept:,}" in said
+    assert "358 + 154" in said
+    assert "358 x 6" in said
+    assert f"{changed.plain_ratio:.1%}" in said
+    with pytest.raises(Refusal, match="no recipe"):
+        run_cost([])

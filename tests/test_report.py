@@ -45,7 +45,7 @@ def test_runs_stand_side_by_side_with_the_settings_that_differ(tmp_path):
     row = row_of(table, "one")
     assert (row["run"], row["recipe"], row["masked"], row["steps"]) == ("one", "mlm_tiny", "15%", 30)
     assert (row["million tokens"], row["seconds"], row["validation loss"]) == (0.003, 3.0, 5.25)
-    assert (row["tokens/s"], row["MFU"], row["MFLOP/token"], row["million parameters kept"]) == (1000, 0.3, 6.0, 1.5)
+    assert (row["tokens/s"], row["MFU"], row["at step"], row["at rate"]) == (1000, 0.3, 30, "15%")
     assert "do not compare" not in table.note
     differing = {row[0]: row[1:] for row in settings_table(runs).rows}
     assert differing["training.steps"] == ("30", "40")
@@ -56,6 +56,48 @@ def test_runs_stand_side_by_side_with_the_settings_that_differ(tmp_path):
     assert sources is not None
     assert sources.rows == (("law", 5.0, 5.0), ("prose", 5.5, 5.5))
     assert events_table(runs).rows[0] == ("one", 0, 1, 0, "steps")
+
+
+def test_a_run_stopped_before_its_first_line_of_training_stands_where_it_stopped(tmp_path):
+    lines = read_folders([write_journal(tmp_path / "whole")])[0].lines
+    begun = [line for line in lines if line["kind"] in ("start", "validation") and line["step"] == 0]
+    end = {"kind": "end", "step": 7, "reason": "signal", "seconds": 12.5, "tokens": 700}
+    [run] = read_folders([write_lines(tmp_path / "stopped", [*begun, end])])
+    row = row_of(runs_table([run]), "stopped")
+    assert (row["steps"], row["million tokens"], row["seconds"]) == (7, 0.0007, 12.5)
+    assert (row["validation loss"], row["at step"]) == (8.3, 0)
+
+
+def test_settings_are_those_of_the_last_resume(tmp_path):
+    lines = read_folders([write_journal(tmp_path / "a", steps=30)])[0].lines
+    changed = json.loads(json.dumps(lines[0]))
+    changed["run"]["training"]["steps"] = 60
+    resume = {**changed, "kind": "resume", "step": 30, "card": "H100"}
+    old = {name: value for name, value in resume.items() if name != "run"}  # as earlier versions wrote it
+    [run] = read_folders([write_lines(tmp_path / "b", [*lines, resume, {**old, "step": 40}])])
+    assert run.fields["training.steps"] == 60
+    assert row_of(runs_table([run]), "b")["card"] == "H100"
+
+
+def test_what_a_refused_start_left_behind_is_passed_over_in_silence(tmp_path, capsys):
+    good = write_journal(tmp_path / "good")
+    (tmp_path / "locked").mkdir()
+    (tmp_path / "locked" / ".lock").write_text("process 1 on nowhere")
+    assert [run.name for run in read_folders([good, tmp_path / "locked"])] == ["good"]
+    assert capsys.readouterr().err == ""
+    with pytest.raises(Refusal, match="locked"):
+        read_folders([tmp_path / "locked"])
+
+
+@pytest.mark.parametrize("line", [{"kind": "end", "step": 3}, {"kind": "end", "reason": "steps"}, {"kind": "skip"},
+                                  {"kind": "train", "step": 1, "tokens": 1, "seconds": "1", "loss": 1.0},
+                                  {"kind": "validation", "step": 1}, {"kind": "train", "step": 1}])  # fmt: skip
+def test_a_line_made_by_hand_is_refused_by_its_number(line, tmp_path):
+    folder = write_journal(tmp_path / "a")
+    before = (folder / "journal.jsonl").read_text()
+    (folder / "journal.jsonl").write_text(before + json.dumps(line) + "\n")
+    with pytest.raises(Refusal, match=rf"journal.jsonl: found line 9, of kind {line['kind']}"):
+        read_folders([folder])
 
 
 def test_losses_at_different_rates_are_said_not_to_compare(tmp_path):
@@ -89,7 +131,7 @@ def test_losses_that_are_not_finite_and_lines_cut_short_are_left_out(tmp_path):
     assert run.ending == "not ended"
     assert [x for x, _ in plots.loss_points(run.lines, "step")] == [0, 30]
     (folder / "journal.jsonl").write_text('{"kind": "start", "run": {}}\n{"kind": "train", "step": 1}\n')
-    with pytest.raises(Refusal, match="tokens, seconds, loss"):
+    with pytest.raises(Refusal, match="line 2, of kind train, without tokens"):
         read_folders([folder])
     write_lines(folder, [{"kind": "start", "run": {}}])
     run_report(ReportOptions((str(folder),), tmp_path / "b.html"))

@@ -142,7 +142,7 @@ def test_what_is_done_is_passed_over_and_new_values_are_added(swept, data, monke
 
 
 def test_other_settings_data_or_fields_in_the_same_folder_are_refused(swept, data, tmp_path):
-    with pytest.raises(Refusal, match="another training"):
+    with pytest.raises(Refusal, match=r"with training\.steps 2; wanted training\.steps 3"):
         sweep(tiny_run("delta", steps=3), DELTAS, data, swept)
     with pytest.raises(Refusal, match="other data"):
         sweep(tiny_run("delta", steps=2), DELTAS, write_store(tmp_path / "store", train_rows=20), swept)
@@ -150,7 +150,7 @@ def test_other_settings_data_or_fields_in_the_same_folder_are_refused(swept, dat
         sweep(tiny_run("delta", steps=2), ["training.seed=5,6"], data, swept)
     begun = tmp_path / "begun"
     pretrain(replace(tiny_run("delta", steps=2), {"masking.delta": 0.5}), data, begun / NAMES[1])
-    with pytest.raises(Refusal, match="another training"):
+    with pytest.raises(Refusal, match=r"learning_rate 0\.01; wanted training\.learning_rate 0\.5"):
         sweep(tiny_run("delta", steps=2, learning_rate=0.5), DELTAS, data, begun)
     assert folders_of(begun) == [NAMES[1]]
 
@@ -178,6 +178,25 @@ def test_a_stopped_sweep_goes_on_where_it_stood(swept, data, tmp_path, monkeypat
     assert (out / NAMES[0] / "journal.jsonl").read_bytes() == first
     for name in NAMES:
         assert_same_bits(*(checkpoint.newest(folder / name) for folder in (out, swept)))
+
+
+def test_a_signal_in_the_last_save_of_a_run_stops_the_sweep(swept, data, tmp_path, monkeypatch):
+    """That run is done and counted, the next does not begin."""
+    out, saved = tmp_path / "out", checkpoint.write
+
+    def stopping(folder: Path, run: object, state: checkpoint.State, *rest: object) -> Path:
+        if state.updates == 2:
+            signal.raise_signal(signal.SIGTERM)
+        return saved(folder, run, state, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoint, "write", stopping)
+    run = tiny_run("delta", steps=2, save_every=1)
+    assert sweep(run, DELTAS, data, out) == PREEMPTED
+    assert folders_of(out) == NAMES[:1]
+    assert json.loads((out / f"{NAMES[0]}.json").read_text())["end"] == "steps"
+    monkeypatch.setattr(checkpoint, "write", saved)
+    assert sweep(run, DELTAS, data, out) == 0
+    assert folders_of(out) == NAMES
 
 
 def test_a_run_that_somebody_is_at_is_left_to_them(data, tmp_path, capsys):

@@ -42,7 +42,7 @@ COMMANDS = (
     Command("recipes", "a table of every recipe",
             "latemask.cli.recipes:run_recipes", "latemask.cli.recipes:RecipesOptions"),
     Command("cost", "parameters, FLOPs per token, ratio to MLM, memory, GPU-hours of a recipe",
-            "latemask.study.cost:run_cost", "latemask.study.cost:CostOptions", ("recipe",)),
+            "latemask.cli.cost:run_cost"),
     Command("plan", "the recipe for your text and GPU-hours, and what to expect",
             "latemask.study.plan:run_plan", "latemask.study.plan:PlanOptions"),
     Command("pretrain", "pretrain an encoder, on one process or many; resume", "latemask.cli.pretrain:run_pretrain"),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
-import sys
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Literal
 
 from latemask import console
 from latemask.cli.options import parse, parse_run
+from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run
 from latemask.errors import Refusal
 from latemask.recipes import recipe
@@ -41,8 +39,7 @@ class PretrainOptions:
 
 def run_pretrain(arguments: Sequence[str]) -> int:
     """Pretrain; the exit status: 0, or ``latemask.training.loop.PREEMPTED`` after SIGTERM (saved, to be resumed)."""
-    if threading.current_thread() is threading.main_thread():  # until the loop hears it, which saves first
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(os.EX_TEMPFAIL))
+    exit_on_sigterm()
     options, run = read(arguments)
     from latemask.training import loop
 

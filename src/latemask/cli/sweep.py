@@ -22,6 +22,7 @@ from tyro.conf import UseAppendAction
 
 from latemask import console
 from latemask.cli.options import FROM_DATA, parse, parse_run
+from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.fields import Spelled
@@ -63,6 +64,7 @@ def run_sweep(arguments: Sequence[str]) -> int:
     if not arguments or arguments[0].startswith("-"):
         parse(SweepOptions, arguments, prog="latemask sweep RECIPE")
         raise Refusal("sweep", "no recipe", "RECIPE --vary FIELD=VALUES --data DATA --out FOLDER")
+    exit_on_sigterm()
     name, *rest = arguments
     options, run = parse_run(SweepOptions, recipe(name), rest, prog=f"latemask sweep {name}")
     return sweep(run, options.vary, options.data, options.out)
@@ -94,12 +96,15 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
                 console.say(f"{number} of {len(found)}, {point.name}: done, or another process is at it")
                 continue
             console.say(f"{number} of {len(found)}, {point.name}")
-            result = _train(point.run, data, out / point.name)
+            result, was_signalled = _train(point.run, data, out / point.name)
             if result["end"] == "signal":
                 console.say(f"Stopped. The same command goes on with {out / point.name}.")
                 return PREEMPTED
             write_json(out / f"{point.name}.json", {"kind": "sweep-run", **result, "data": text,
                                                     "run": json.loads(point.run.to_json())})  # fmt: skip
+            if was_signalled:
+                console.say(f"Stopped after {point.name}. The same command goes on.")
+                return PREEMPTED
     if any(is_done(out, point.name) for point in found):
         finish(out)
     return 0
@@ -179,6 +184,7 @@ def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
     """Raise ``Refusal`` where ``out`` holds a point of other settings or on other data: one sweep, one set of both."""
     from latemask.downstream.claims import is_done
     from latemask.training import checkpoint
+    from latemask.training.resuming import differences, told
 
     for point in found:
         file, folder = out / f"{point.name}.json", out / point.name
@@ -194,10 +200,9 @@ def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
             if (run := checkpoint.last_run(folder)) is None:
                 continue
             before = json.loads(run.to_json())
-        other = [name for name, value in json.loads(point.run.to_json()).items() if before.get(name) != value]
-        if other:
-            raise Refusal(folder, f"a run with another {', '.join(other)}", "the settings it was started with",
-                          "Give the same flags, or another --out")  # fmt: skip
+        if other := differences(before, json.loads(point.run.to_json())):
+            wanted, held = told(other)
+            raise Refusal(folder, f"a run with {held}", wanted, "Give the same flags, or another --out")
 
 
 def _note_down(out: Path, name: str, values: dict[str, list[Any]]) -> None:
@@ -218,8 +223,9 @@ def _note_down(out: Path, name: str, values: dict[str, list[Any]]) -> None:
     write_json(out / SWEEP, {"kind": "sweep", "recipe": name, "vary": texts})
 
 
-def _train(run: Run, data: Path, folder: Path) -> dict[str, Any]:
-    """Start the run or go on with it; how it ended. One that diverges ends there: that too is a result."""
+def _train(run: Run, data: Path, folder: Path) -> tuple[dict[str, Any], bool]:
+    """Start the run or go on with it; how it ended, and whether a signal asks to stop here. One that diverges ends
+    there: that too is a result."""
     import torch
 
     from latemask.training.loop import Diverged, pretrain
@@ -229,12 +235,12 @@ def _train(run: Run, data: Path, folder: Path) -> dict[str, Any]:
         outcome = pretrain(run, data, folder, resume="if-present")
     except Diverged as diverged:
         console.warn(f"diverged: {diverged}")
-        return {"end": "diverged"}
+        return {"end": "diverged"}, False
     finally:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()  # the next run measures what is free
-    return {"end": outcome.reason, "step": outcome.step.name}
+    return {"end": outcome.reason, "step": outcome.step.name}, outcome.was_signalled
 
 
 def finish(out: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from latemask.cli.rank import output
+from latemask.cli.output import output
 from latemask.console import say
 from latemask.report import plots
 from latemask.study.passes import Sample

@@ -59,6 +59,7 @@ def run_export(options: ExportOptions) -> None:
     from latemask.console import say
     from latemask.hf.exporting import CODE, export
 
+    say(f"Writing {options.out}, then loading it in a fresh process to check it: half a minute or so")
     done = export(options.model, options.out, kind=options.kind, overwrite=options.overwrite)
     say(f"{done.folder}: {done.model_class} and {done.tokenizer_class}, loaded in a fresh process by transformers "
         f"{done.transformers}; largest difference {done.max_difference:.1e}")  # fmt: skip

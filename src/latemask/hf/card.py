@@ -54,7 +54,8 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
         rows.append(("training time", f"{trained[-1]['seconds'] / 3600:.2f} h"))
     if validated := [line for line in lines if line.get("kind") == "validation"]:
         last = validated[-1]
-        about = f"masking rate {last['rate']:g}, step {last['step']:,}"
+        rate = f"masking rate {last['rate']:g}, " if isinstance(last.get("rate"), int | float) else ""
+        about = f"{rate}step {last['step']:,}"
         loss = "not finite" if last["loss"] is None else f"{last['loss']:.4f} nats per masked token"
         rows.append(("validation loss", f"{loss} ({about})"))
     return rows
@@ -62,7 +63,7 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
 
 def journal_lines(path: Path, last_step: int | None) -> list[dict[str, Any]]:
     """Lines up to ``last_step``; none where there is no journal. A last line cut short is left out."""
-    lines = journal.read(path) if path.is_file() else []
+    lines = journal.read_checked(path) if path.is_file() else []
     return [line for line in lines if last_step is None or line.get("step", 0) <= last_step]
 
 
@@ -76,7 +77,13 @@ def _use(names: dict[str, str], fills_masks: bool, has_code: bool) -> str:
                 f"tokenizer = AutoTokenizer.from_pretrained({folder})",
                 f"model = AutoModel.from_pretrained({folder})",
                 'hidden = model(**tokenizer("Some text.", return_tensors="pt")).last_hidden_state']  # fmt: skip
-    return "\n".join(["```python", *code, "```"])
+    shown = "\n".join(["```python", *code, "```"])
+    if fills_masks:
+        return shown
+    sentences = ["from sentence_transformers import SentenceTransformer", "",
+                 f'vectors = SentenceTransformer({folder}).encode(["Some text."])']  # fmt: skip
+    about = "One vector a text, the mean over its tokens (what `latemask.encode` gives), with sentence-transformers:"
+    return "\n\n".join([shown, about, "\n".join(["```python", *sentences, "```"])])
 
 
 def _points(run: Run, verified: Verified, names: dict[str, str], fills_masks: bool, has_code: bool) -> list[str]:

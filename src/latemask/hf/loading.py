@@ -7,6 +7,7 @@ of latemask's own exports are registered here. Nothing is fetched unless a Huggi
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 import transformers
+from huggingface_hub import constants, get_session
 from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 from torch import Tensor, nn
@@ -207,9 +209,23 @@ def step_of(folder: Path | str) -> Path | None:
     return Source.of(folder).step
 
 
+ATTEMPT_SECONDS = 5.0
+
+
 def _options(name: str) -> dict[str, Any]:
-    """A folder is read where it is, a name may be fetched; code beside the weights is not run."""
-    return {"local_files_only": Path(name).is_dir(), "trust_remote_code": False}
+    """A folder is read where it is, a name may be fetched or else is in the hub's cache; code beside the weights is not
+    run."""
+    return {"local_files_only": Path(name).is_dir() or not _hub_answers(), "trust_remote_code": False}
+
+
+@functools.cache
+def _hub_answers() -> bool:
+    """One attempt, for the library would try each file for half a minute."""
+    try:
+        get_session().head(constants.ENDPOINT, timeout=ATTEMPT_SECONDS)
+    except Exception:  # whatever the HTTP library of this version raises: no network, no name service, offline mode
+        return False
+    return True
 
 
 def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) -> PreTrainedModel:
@@ -221,11 +237,15 @@ def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) ->
     options = _options(name)
     with quiet(), refusing(name):
         config = AutoConfig.from_pretrained(name, **options)
+        architecture = (config.architectures or [""])[0]
+        if kind is AutoModelForMaskedLM and architecture.endswith("Model"):
+            raise Refusal(name, f"{architecture}, an encoder alone", "a model that fills masks",
+                          "Of a run: latemask export RUN --kind masked-lm")  # fmt: skip
         model, report = kind.from_pretrained(
             name, config=config, output_loading_info=True, use_safetensors=True, ignore_mismatched_sizes=True,
             **options,
         )  # fmt: skip
-    has_head = not (config.architectures or [""])[0].endswith("Model")
+    has_head = not architecture.endswith("Model")
     prefix = f"{model.base_model_prefix}."
 
     def may_be_ignored(key: str) -> bool:
@@ -237,8 +257,7 @@ def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) ->
     odd += [f"misshapen {entry[0] if isinstance(entry, tuple) else entry}" for entry in report["mismatched_keys"]]
     if odd:
         found = ", ".join(sorted(odd)[:6]) + (f" and {len(odd) - 6} more" if len(odd) > 6 else "")
-        do = "An encoder alone fills no masks" if kind is AutoModelForMaskedLM else ""
-        raise Refusal(name, found, f"the weights of {type(model).__name__}", do)
+        raise Refusal(name, found, f"the weights of {type(model).__name__}")
     return model.float()
 
 
@@ -250,7 +269,11 @@ def refusing(name: str) -> Iterator[None]:
     except Refusal:
         raise
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise Refusal(name, " ".join(str(error).split())[:300], "a model that transformers loads") from error
+        found = " ".join(str(error).split())[:300]
+        if not Path(name).is_dir():
+            reached = "which the hub does not give" if _hub_answers() else "the hub cannot be reached"
+            found = f"no such folder, nor (as the name of a Hugging Face model; {reached}) anything to load: {found}"
+        raise Refusal(name, found, SOURCES if not Path(name).is_dir() else "a model that transformers loads") from error
 
 
 @contextlib.contextmanager

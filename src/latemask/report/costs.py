@@ -22,7 +22,7 @@ def costs_table(runs: Sequence[RunFolder]) -> Table | None:
             continue
         shape = of.run.shape
         published = PUBLISHED_SHARE.get((shape.depth, shape.width)) if of.run.recipe.startswith("three_ml") else None
-        done = run.last("train")
+        done = run.reached if run.reached["tokens"] else None
         hours = done["seconds"] * run.start.get("world", 1) / 3600 if done else None
         rows.append((
             run.name, of.parameters.kept / 1e6, of.parameters.thrown_away / 1e6, of.plain.total / 1e6,

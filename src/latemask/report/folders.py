@@ -21,8 +21,6 @@ from latemask.training import journal
 
 JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
 KINDS = ("rank", "theory", "finetune", "evaluation")
-NEEDED = {"start": ("run",), "train": ("step", "tokens", "seconds", "loss"), "validation": ("step", "loss")}
-"""What a line of each kind cannot be read without."""
 
 
 @dataclass(frozen=True)
@@ -46,8 +44,9 @@ class RunFolder:
 
     @cached_property
     def start(self) -> dict[str, Any]:
-        """Settings and facts of the run's beginning; empty without a journal."""
-        return next((line for line in self.lines if line["kind"] == "start"), {})
+        """Settings and facts of the run since it began or was last resumed; empty without a journal."""
+        begun = (line for line in reversed(self.lines) if line["kind"] in ("start", "resume") and "run" in line)
+        return next(begun, {})
 
     @cached_property
     def fields(self) -> dict[str, Any]:
@@ -57,6 +56,12 @@ class RunFolder:
     @property
     def training(self) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["kind"] == "train"]
+
+    @property
+    def reached(self) -> dict[str, Any]:
+        """How far the run is known to have come: the most ``step``, ``tokens`` and ``seconds`` that any line says."""
+        return {name: max((line[name] for line in self.lines if line.get(name) is not None), default=0)
+                for name in ("step", "tokens", "seconds")}  # fmt: skip
 
     @property
     def flops_per_step(self) -> float | None:
@@ -104,9 +109,15 @@ def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
             problems.append(refusal)
     if not folders:
         raise problems[0] if problems else Refusal("report", "no run folder", "one or more, such as runs/*")
+    problems = [problem for problem in problems if not _is_empty(Path(problem.where))]
     for problem in problems:
         console.warn(f"left out: {problem}")
     return folders
+
+
+def _is_empty(folder: Path) -> bool:
+    """Whether nothing that a person sees is in it: what is left of a run that was refused, such as its lock file."""
+    return all(path.name.startswith(".") for path in folder.iterdir())
 
 
 def readable(name: str) -> str:
@@ -150,25 +161,13 @@ def _read(path: Path, name: str) -> RunFolder:
             raise Refusal(path, "no result of latemask", f"a run folder, or JSON of kind {', '.join(KINDS)}")
         return RunFolder(name, path, results=[result])
     results = [_result(file) for file in _result_files(path)]
-    lines = _lines(path / JOURNAL) if (path / JOURNAL).is_file() else []
+    lines = journal.read_checked(path / JOURNAL) if (path / JOURNAL).is_file() else []
     if not any(line["kind"] == "start" for line in lines):
         if not results:
             found = "a journal without a line of kind start" if lines else f"no {JOURNAL} (or an empty one), no results"
             raise Refusal(path, found, "a run folder of `latemask pretrain`")
         lines = []
     return RunFolder(name, path, lines, results, _varied(path.parent / SWEEP))
-
-
-def _lines(file: Path) -> list[dict[str, Any]]:
-    """The journal's lines; a last one cut short is left out."""
-    lines = journal.read(file)
-    for line in lines:
-        kind = line.setdefault("kind", "")
-        if missing := [name for name in NEEDED.get(kind, ()) if name not in line]:
-            raise Refusal(file, f"a line of kind {kind} without {', '.join(missing)}", "the journal of a run")
-        if kind == "start" and not isinstance(line["run"], dict):
-            raise Refusal(file, f"a line of kind start whose run is {line['run']!r}", "the journal of a run")
-    return lines
 
 
 def _varied(file: Path) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from latemask.report.tables import Table, Value, crossed
 
 def runs_table(runs: Sequence[RunFolder]) -> Table:
     """One row a run: what it was, where it stands, how fast it went."""
-    columns = ("run", "recipe", "masked", "steps", "million tokens", "seconds", "validation loss", "validated at",
-               "tokens/s", "MFU", "MFLOP/token", "million parameters kept", "card")  # fmt: skip
+    columns = ("run", "recipe", "masked", "steps", "million tokens", "seconds", "validation loss", "at step",
+               "at rate", "tokens/s", "MFU", "card")  # fmt: skip
     note = "Loss: nats per masked token on held-out text. Speed and MFU: medians over the journal's lines."
     if len({run.validation["rate"] for run in runs if run.validation.get("rate")}) > 1:
         note += " These runs were validated at different masking rates, so their losses do not compare."
@@ -20,22 +20,18 @@ def runs_table(runs: Sequence[RunFolder]) -> Table:
 
 
 def _row(run: RunFolder) -> tuple[Value, ...]:
-    facts, last, valid = run.start, run.last("train"), run.validation
+    facts, reached, valid = run.start, run.reached, run.validation
     world, card = facts.get("world", 1), facts.get("card")
     return (
-        run.name, run.fields.get("recipe"), _share(run.fields.get("masking.rate")), last.get("step", 0),
-        last.get("tokens", 0) / 1e6, float(last.get("seconds", 0.0)), valid.get("loss"), _share(valid.get("rate")),
-        _median(run, "tokens_per_second"), _median(run, "mfu"), _millions(facts.get("plain_flops_per_token")),
-        _millions(facts.get("encoder_parameters")), f"{world} x {card}" if world > 1 else card,
+        run.name, run.fields.get("recipe"), _share(run.fields.get("masking.rate")), reached["step"],
+        reached["tokens"] / 1e6, float(reached["seconds"]), valid.get("loss"), valid.get("step"),
+        _share(valid.get("rate")), _median(run, "tokens_per_second"), _median(run, "mfu"),
+        f"{world} x {card}" if world > 1 else card,
     )  # fmt: skip
 
 
 def _share(value: float | None) -> str | None:
     return None if value is None else f"{100 * value:.4g}%"
-
-
-def _millions(value: float | None) -> float | None:
-    return None if value is None else value / 1e6
 
 
 def _median(run: RunFolder, name: str) -> float | None:

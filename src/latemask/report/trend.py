@@ -118,7 +118,7 @@ def trend_table(fields: Sequence[str], runs: Sequence[RunFolder]) -> Table:
     """One row a run of a sweep: the fields that vary and every measure."""
     measured = [measures(run) for run in runs]
     names = list(dict.fromkeys(name for found in measured for name in found))
-    rows = tuple((*(setting(run, name) for name in fields), run.last("train").get("step", 0),
+    rows = tuple((*(setting(run, name) for name in fields), run.reached["step"],
                   *(_measure(name, found) for name in names), run.ending)
                  for run, found in zip(runs, measured, strict=True))  # fmt: skip
     return Table(f"Sweep over {' and '.join(fields)}", (*fields, "steps", *names, "end"), rows)

@@ -7,17 +7,15 @@ MFU. No torch here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from latemask import console
 from latemask.cards import Card, card, card_of_device
 from latemask.config import Masking, Run
 from latemask.counts import Flops, Memory, Parameters, flops, flops_per_token, memory, parameters
 from latemask.errors import Refusal
 from latemask.joins import early
 
-__all__ = ["Cost", "CostOptions", "card_of_device", "cost", "flops_per_token", "run_cost", "show"]
+__all__ = ["Cost", "card_of_device", "cost", "flops_per_token"]
 
 
 @dataclass(frozen=True)
@@ -91,71 +89,3 @@ def cost(run: Run, *, kind: str = "H100", cards: int = 8, mfu: float = 0.4, micr
 
 PUBLISHED_SHARE = {(12, 768): 0.78, (24, 1024): 0.68}
 """3ML's abstract, by depth and width: its share of RoBERTa's compute budget; how that was counted is not known."""
-
-
-@dataclass
-class CostOptions:
-    """Parameters, FLOPs per token, ratio to MLM, memory and GPU-hours of a recipe; computed, nothing is run."""
-
-    recipe: str
-    """A name from `latemask recipes`."""
-    vocabulary: int | None = None
-    """Token ids, where it differs from the recipe's."""
-    cards: int = 8
-    """GPUs."""
-    kind: str = "H100"
-    """Their kind."""
-    mfu: float = 0.4
-    """Share of the peak that is reached, counted on the plain objective."""
-    micro_rows: int | None = None
-    """Rows of a forward pass on one card, for the memory estimate."""
-
-
-def run_cost(options: CostOptions) -> None:
-    """Print the tables of ``latemask cost``. Raises ``Refusal`` for a recipe or a card that does not exist."""
-    from latemask.recipes import recipe
-
-    run = recipe(options.recipe)
-    if options.vocabulary is not None:
-        run = dataclasses.replace(run, shape=dataclasses.replace(run.shape, vocabulary=options.vocabulary))
-    show(cost(run, kind=options.kind, cards=options.cards, mfu=options.mfu, micro_rows=options.micro_rows))
-
-
-def show(of: Cost) -> None:
-    """Print a Cost."""
-    run, kind = of.run, of.card.name
-    lengths = run.plan.lengths(run.visible_tokens, run.masked_tokens)
-    micro_rows = round(of.memory.activations / of.memory.row)
-    console.table(
-        f"{run.recipe}, vocabulary {run.shape.vocabulary:,}, on {of.cards} x {kind}",
-        ("what", "value"),
-        [
-            ("parameters kept", f"{of.parameters.kept:,}"),
-            ("parameters thrown away", f"{of.parameters.thrown_away:,}"),
-            ("parameters in all", f"{of.parameters.total:,}"),
-            ("tokens of a row: visible + masked", f"{run.visible_tokens} + {run.masked_tokens}"),
-            ("tokens in each encoder block", ", ".join(_runs(lengths))),
-            (f"memory of one card, {micro_rows} rows at once (estimate)", f"{of.memory.total / 1e9:,.1f} GB"),
-            (f"rows at once that fit one {kind} (estimate)", f"{of.rows_that_fit:,}"),
-            ("tokens of the full run", f"{of.tokens:,}"),
-            (f"{kind}-hours of the full run at an MFU of {of.mfu:g}", f"{of.gpu_hours:,.4g}"),
-            ("hours of the full run", f"{of.gpu_hours / of.cards:,.4g}"),
-        ],
-    )
-    parts = ("linear", "attention", "decoder", "head", "total")
-    rows = [(part, *(f"{getattr(count, part) / 1e6:,.1f}" for count in (of.plain, of.executed))) for part in parts]
-    rows.append(("share of MLM at 15 %, computed", f"{of.plain_ratio:.1%}", f"{of.executed_ratio:.1%}"))
-    published = PUBLISHED_SHARE.get((run.shape.depth, run.shape.width))
-    if published is not None and run.recipe.startswith("three_ml"):
-        rows.append(("share of RoBERTa's budget, published", f"{published:.0%}", ""))
-    console.table("MFLOP per token, forward and backward", ("part", "plain", "executed"), rows)
-    console.say("Computed, not measured. MFU counts the plain objective.")
-
-
-def _runs(lengths: Sequence[int]) -> Iterator[str]:
-    """Equal neighbours together: 435 x 9, 512 x 3."""
-    start = 0
-    for stop in range(1, len(lengths) + 1):
-        if stop == len(lengths) or lengths[stop] != lengths[start]:
-            yield f"{lengths[start]} x {stop - start}"
-            start = stop

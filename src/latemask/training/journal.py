@@ -79,6 +79,35 @@ def read(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+WHOLE, NUMBER, TEXT, FIELDS = (int,), (int, float), (str,), (dict,)
+MAYBE = (*NUMBER, type(None))
+NEEDED: dict[str, dict[str, tuple[type, ...]]] = {
+    "start": {"run": FIELDS},
+    "resume": {"step": WHOLE},
+    "train": {"step": WHOLE, "tokens": NUMBER, "seconds": NUMBER, "loss": MAYBE},
+    "validation": {"step": WHOLE, "loss": MAYBE},
+    "skip": {"step": WHOLE},
+    "save": {"step": WHOLE},
+    "end": {"step": WHOLE, "reason": TEXT},
+}
+"""What a line of each kind cannot be read without."""
+NAMES = {WHOLE: "a whole number", NUMBER: "a number", MAYBE: "a number or null", TEXT: "a text", FIELDS: "an object"}
+
+
+def read_checked(path: Path) -> list[dict[str, Any]]:
+    """The same, for readers of the numbers. Raises ``Refusal`` naming a line and the field of it that is missing or
+    ill-typed."""
+    lines = read(path)
+    for number, line in enumerate(lines, 1):
+        kind = line.setdefault("kind", "")
+        for name, wanted in NEEDED.get(str(kind), {}).items():
+            value = line.get(name)
+            if name not in line or not isinstance(value, wanted) or isinstance(value, bool):
+                found = f"whose {name} is {json.dumps(value)[:60]}" if name in line else f"without {name}"
+                raise Refusal(path, f"line {number}, of kind {kind}, {found}", f"{NAMES[wanted]} there")
+    return lines
+
+
 def _write(file: RawIOBase, text: str) -> None:
     """All of it: what a full disk cuts short raises at the next attempt."""
     rest = text.encode()

@@ -37,7 +37,7 @@ from latemask.training.distributed import World, dismantle, joined_world
 from latemask.training.guards import locked, refuse_beyond_memory, signals, write_errors_are_refused
 from latemask.training.micro import out_of_memory_is_refused
 from latemask.training.optimizer import Verdict, optimizer_tensors, update
-from latemask.training.parts import Parts, assemble, device_name, facts, memory_bytes, total_steps
+from latemask.training.parts import Parts, assemble, device_name, facts, memory_bytes
 from latemask.training.resuming import refuse_another_run
 from latemask.training.schedules import learning_rate, share_of_updates
 from latemask.training.watch import Display, Stopwatch
@@ -132,7 +132,7 @@ def _resumed(
         run = _fitted(run, store)
         refuse_another_run(out, saved, run)
         saved = dataclasses.replace(saved, training=run.training)
-    if state.updates > (wanted := total_steps(saved.training, saved.shape.row_tokens)):
+    if state.updates > (wanted := saved.updates):
         raise Refusal("training.steps", f"{wanted:,} in all", f"{state.updates:,} or more, where {step} stands",
                       "Nothing was changed")  # fmt: skip
     model = checkpoint.read_pretrainer(step)

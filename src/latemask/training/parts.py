@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from latemask.config import Run, Training
+from latemask.config import Run
 from latemask.console import warn
 from latemask.errors import Refusal
 from latemask.feed.batches import Rows, TrainingBatches
@@ -83,18 +83,10 @@ def assemble(
         warn(f"no validation: {store.folder} holds out {held_out:,} tokens, one row takes {a_row:,}")
     optimizer = make_optimizer(model, settings)
     load_optimizer_tensors(model, optimizer, optimizer_state)
-    steps = total_steps(settings, run.shape.row_tokens)
     validation = Validation(run, store) if can_validate else None
     trained = averaging(model, world)
     return Parts(run, store, rows, batches, validation, model, trained, optimizer, precision, is_compiled, micro_rows,
-                  first_row, last_row, steps)  # fmt: skip
-
-
-def total_steps(settings: Training, row_tokens: int) -> int:
-    """Updates of the whole run: its steps, or as many as its tokens give."""
-    if settings.max_tokens is None:
-        return settings.steps
-    return min(settings.steps, max(1, settings.max_tokens // (settings.batch_rows * row_tokens)))
+                  first_row, last_row, run.updates)  # fmt: skip
 
 
 def facts(parts: Parts, world: World, plain_flops: float, executed_flops: float) -> dict[str, Any]:

@@ -1,0 +1,89 @@
+"""``latemask cost``: what a recipe costs, any of its fields changed; computed, nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from latemask import console
+from latemask.cli.options import parse, parse_run
+from latemask.config import Run, replace
+from latemask.errors import Refusal
+from latemask.recipes import recipe
+from latemask.study.cost import PUBLISHED_SHARE, Cost, cost
+
+
+@dataclass(frozen=True)
+class CostOptions:
+    """Parameters, FLOPs per token, ratio to MLM, memory and GPU-hours: `latemask cost RECIPE`, with the flags of
+    `latemask pretrain RECIPE` for every field of the recipe. Computed; nothing is run."""
+
+    vocabulary: int | None = None
+    """Token ids, where it differs from the recipe's."""
+    cards: int = 8
+    """GPUs."""
+    kind: str = "H100"
+    """Their kind."""
+    mfu: float = 0.4
+    """Share of the peak that is reached, counted on the plain objective."""
+    micro_rows: int | None = None
+    """Rows of a forward pass on one card, for the memory estimate."""
+
+
+def run_cost(arguments: Sequence[str]) -> None:
+    """Print the tables of ``latemask cost``. Raises ``Refusal`` for a recipe, a field or a card that does not exist."""
+    if not arguments or arguments[0].startswith("-"):
+        parse(CostOptions, arguments, prog="latemask cost RECIPE")
+        raise Refusal("cost", "no recipe", "latemask cost RECIPE", "`latemask recipes` lists the recipes")
+    name, *rest = arguments
+    options, run = parse_run(CostOptions, recipe(name), rest, prog=f"latemask cost {name}")
+    if options.vocabulary is not None:
+        run = replace(run, {"shape.vocabulary": options.vocabulary})
+    show(cost(run, kind=options.kind, cards=options.cards, mfu=options.mfu, micro_rows=options.micro_rows))
+
+
+def show(of: Cost) -> None:
+    """Print a Cost."""
+    run, kind = of.run, of.card.name
+    stages = [stage.run for stage in run.stages]
+    micro_rows = round(of.memory.activations / of.memory.row)
+    console.table(
+        f"{run.recipe}, vocabulary {run.shape.vocabulary:,}, on {of.cards} x {kind}",
+        ("what", "value"),
+        [
+            ("parameters kept", f"{of.parameters.kept:,}"),
+            ("parameters thrown away", f"{of.parameters.thrown_away:,}"),
+            ("parameters in all", f"{of.parameters.total:,}"),
+            ("tokens of a row: visible + masked", _each(f"{one.visible_tokens} + {one.masked_tokens}" for one in stages)),
+            ("of these predicted", _each(f"{one.predicted_tokens}" for one in stages)),
+            ("tokens in each encoder block", _each(", ".join(_runs(one)) for one in stages)),
+            (f"memory of one card, {micro_rows} rows at once (estimate)", f"{of.memory.total / 1e9:,.1f} GB"),
+            (f"rows at once that fit one {kind} (estimate)", f"{of.rows_that_fit:,}"),
+            ("tokens of the full run", f"{of.tokens:,}"),
+            (f"{kind}-hours of the full run at an MFU of {of.mfu:g}", f"{of.gpu_hours:,.4g}"),
+            ("hours of the full run", f"{of.gpu_hours / of.cards:,.4g}"),
+        ],
+    )
+    parts = ("linear", "attention", "decoder", "head", "total")
+    rows = [(part, *(f"{getattr(count, part) / 1e6:,.1f}" for count in (of.plain, of.executed))) for part in parts]
+    rows.append(("share of MLM at 15 %, computed", f"{of.plain_ratio:.1%}", f"{of.executed_ratio:.1%}"))
+    published = PUBLISHED_SHARE.get((run.shape.depth, run.shape.width))
+    if published is not None and run.recipe.startswith("three_ml"):
+        rows.append(("share of RoBERTa's budget, published", f"{published:.0%}", ""))
+    console.table("MFLOP per token, forward and backward", ("part", "plain", "executed"), rows)
+    console.say("Computed, not measured. MFU counts the plain objective.")
+
+
+def _each(texts: Iterable[str]) -> str:
+    """Of each stage of the run, where the masking rate changes."""
+    return ", then ".join(texts)
+
+
+def _runs(run: Run) -> Iterator[str]:
+    """Row lengths, equal neighbours together: 435 x 9, 512 x 3."""
+    lengths = run.plan.lengths(run.visible_tokens, run.masked_tokens)
+    start = 0
+    for stop in range(1, len(lengths) + 1):
+        if stop == len(lengths) or lengths[stop] != lengths[start]:
+            yield f"{lengths[start]} x {stop - start}"
+            start = stop
