@@ -36,6 +36,9 @@ class Stream:
     sources: np.ndarray | None = None
     unknown_tokens: int = 0
 
+    def read(self, begins: np.ndarray, length: int) -> np.ndarray:
+        return self.tokens[begins[:, None] + np.arange(length)]
+
 
 def stream_of(lengths: list[int], shape: Shape, seed: int = 0, sources: list[int] | None = None) -> Stream:
     """Documents of these lengths (the ``</s>`` at the end included), filled with random ordinary tokens."""

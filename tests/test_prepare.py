@@ -22,6 +22,7 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from latemask.cards import size_for_here
 from latemask.errors import Refusal
 from latemask.text import blocks as blocks_module
 from latemask.text import prepare as prepare_module
@@ -189,7 +190,7 @@ def test_command_prints_counts_that_add_up(tokenizer, paragraphs, tmp_path, caps
     assert "bad.txt:3: byte 0xff" in printed.err
     assert "empty.txt: no text" in printed.err
     assert "MB on disk" in printed.out
-    assert f"Next: latemask pretrain mae_lm_small --data {out}" in printed.out
+    assert f"Next: latemask pretrain mae_lm_{size_for_here()} --data {out}" in printed.out
     tokens = len(store.train.tokens)
     assert f"{tokens // 127:,} rows of 128 ({tokens % 127:,} tokens left over)" in printed.out
     summary = json.loads((out / "store.json").read_text())
@@ -205,8 +206,10 @@ def test_disk_and_leftovers(tokenizer, paragraphs, tmp_path):
     tokens = len(store.train.tokens) + len(store.valid.tokens)
     documents = len(store.train.starts) + len(store.valid.starts)
     used = {item.name: item.stat().st_size for item in (tmp_path / "data" / "en").iterdir()}
-    assert used["train.tokens"] + used["valid.tokens"] == 2 * tokens + 256
-    assert used["train.documents"] + used["valid.documents"] == 8 * documents + 256
+    pages = [-(-size * len(part) // 4096) for split in (store.train, store.valid)
+             for size, part in ((2, split.tokens), (8, split.starts))]  # fmt: skip
+    assert used["train.tokens"] + used["valid.tokens"] == 2 * tokens + 256 + 4 * (pages[0] + pages[2])
+    assert used["train.documents"] + used["valid.documents"] == 8 * documents + 256 + 4 * (pages[1] + pages[3])
     assert "train.sources" not in used
     assert [item.name for item in (tmp_path / "data").iterdir()] == ["en"]
 
@@ -293,19 +296,22 @@ def test_killed_in_the_middle_leaves_nothing_under_the_name(tokenizer, tmp_path,
     tokenizer.save(tmp_path / "tok")
     running = start(tmp_path, 30, repeat="\n\n".join(paragraphs[:500]) + "\n\n")
     deadline = time.monotonic() + 60
-    while not (aside := list(tmp_path.glob(".out.partial-*/train.tokens"))) or aside[0].stat().st_size < 10_000:
+    while not (aside := list(tmp_path.glob(".out.partial/train.tokens"))) or aside[0].stat().st_size < 10_000:
         assert time.monotonic() < deadline
         assert running.poll() is None, running.stderr.read().decode()
         time.sleep(0.02)
     os.kill(running.pid, kill)
     assert running.wait(30) != 0
     assert not (tmp_path / "out").exists()
-    if kill != signal.SIGKILL:
-        assert not list(tmp_path.glob(".out.partial-*"))
+    left = {".out.partial", ".out.lock"} if kill == signal.SIGKILL else set()
+    assert {path.name for path in tmp_path.glob(".*")} == left
     deadline = time.monotonic() + 20
     while _alive(running.pid):  # workers end with their parent
         assert time.monotonic() < deadline
         time.sleep(0.1)
+    (tmp_path / "in.txt").write_text("\n\n".join(paragraphs[:50]))
+    prepare([tmp_path / "in.txt"], tokenizer, tmp_path / "out")
+    assert not list(tmp_path.glob(".*"))
 
 
 def _alive(session: int) -> list[str]:
@@ -379,3 +385,12 @@ def test_a_tokenizer_that_gives_no_id_is_refused(paragraphs, tmp_path):
     with pytest.raises(Refusal, match="mine: found no id for any of the text"):
         prepare([write_lines(tmp_path / "a.jsonl", paragraphs)], Tokenizer(nothing, "mine"), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_sizes_of_little_text_are_not_nothing(tmp_path, tokenizer, capsys):
+    (tmp_path / "a.txt").write_text("A cat sat. " * 20)
+    prepare([tmp_path / "a.txt"], tokenizer, tmp_path / "out", valid_share=0)
+    about, text, disk = re.search(r"About ([\d.e-]+) MB of text, ([\d,]+) tokens, ([\d.e-]+) MB on disk",
+                                  capsys.readouterr().out).groups()  # fmt: skip
+    assert float(about) == pytest.approx(220e-6, rel=0.1)
+    assert float(disk) == pytest.approx(2e-6 * int(text), rel=0.1)

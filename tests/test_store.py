@@ -11,11 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latemask.cli.doctor import DoctorOptions, run_doctor
 from latemask.config import Specials
 from latemask.errors import Refusal
-from latemask.text.output import check_free, written_aside
-from latemask.text.store import HEADER, ArrayWriter, SplitWriter, open_store, read_array, token_kind, write_summary
+from latemask.text.array import HEADER, PAGE_BYTES, VERSION, ArrayFile, ArrayWriter
+from latemask.text.store import SplitWriter, open_store, token_kind, write_summary
 from latemask.text.tokenizer import Tokenizer
+from latemask.writing import check_free, written_aside
 from samples import words_tokenizer
 
 TOKENIZER = Tokenizer(words_tokenizer())
@@ -26,7 +28,7 @@ def write(folder: Path, splits: dict[str, list[list[int]]], vocabulary: int = 30
     """A store of these documents, each with its end id; the source of document i is i % 3."""
     folder.mkdir(exist_ok=True)
     summary = {
-        "version": 1,
+        "version": VERSION,
         "tokenizer_fingerprint": PRINT,
         "vocabulary": vocabulary,
         "specials": {"bos": 0, "pad": 1, "eos": 2, "unk": 3, "mask": 4},
@@ -74,9 +76,16 @@ def test_two_bytes_up_to_65536_ids_and_then_four(tmp_path):
     assert (small.train.tokens.dtype, large.train.tokens.dtype) == (np.uint16, np.uint32)
     assert small.train.tokens.tolist() == documents[0]
     assert large.train.tokens.tolist() == [65536, 2]
-    assert os.path.getsize(tmp_path / "a" / "train.tokens") == HEADER.size + 3 * 2
+    assert os.path.getsize(tmp_path / "a" / "train.tokens") == HEADER.size + 3 * 2 + 4
     assert not small.train.tokens.flags.writeable
     assert HEADER.size == 128
+
+
+def summary_of(store: Path) -> dict:
+    """What ``write_summary`` was given."""
+    summary = json.loads((store / "store.json").read_text())
+    del summary["checksum"]
+    return summary
 
 
 @pytest.fixture
@@ -84,18 +93,26 @@ def store(tmp_path) -> Path:
     return write(tmp_path / "store", {"train": [[5, 6, 2], [7, 2]], "valid": [[8, 2]]}, sources=True)
 
 
+def array_of(path: Path, kind: str, fingerprint: str) -> bytes:
+    writer = ArrayWriter(path, kind, fingerprint)
+    writer.write(np.arange(5))
+    writer.close()
+    return path.read_bytes()
+
+
 def test_damaged_files_are_refused_with_what_was_found(store):
     tokens = store / "train.tokens"
     whole = tokens.read_bytes()
     for data, message in (
-        (whole[:-2], "found 136 bytes; wanted 138 bytes for 5 numbers"),
-        (whole + b"\0\0", "found 140 bytes; wanted 138 bytes"),
+        (whole[:-2], "found 140 bytes; wanted 142 bytes for 5 numbers"),
+        (whole + b"\0\0", "found 144 bytes; wanted 142 bytes"),
         (whole[:60], "found 60 bytes that do not begin with a store's header"),
         (b"", "found 0 bytes that do not begin"),
         (b"x" * 200, "found 200 bytes that do not begin"),
-        (whole[:8] + b"\x02" + whole[9:], "found store version 2; wanted version 1"),
-        (whole.replace(b"<u2", b"<u4"), "found numbers of kind <u4; wanted kind <u2"),
-        (whole.replace(bytes.fromhex(PRINT), bytes.fromhex("cd" * 32)), "found ids of tokenizer cdcdcdcdcdcd; wanted"),
+        (whole[:8] + b"\x01" + whole[9:], "found store version 1; wanted version 2"),
+        (whole.replace(b"<u2", b"<u4"), "found a header that differs from its checksum"),
+        (array_of(store / "other", "<u4", PRINT), "found numbers of kind <u4; wanted kind <u2"),
+        (array_of(store / "other", "<u2", "cd" * 32), "found ids of tokenizer cdcdcdcdcdcd; wanted"),
     ):
         tokens.write_bytes(data)
         with pytest.raises(Refusal, match=f"train.tokens: {message}"):
@@ -121,9 +138,14 @@ def test_mixed_files_are_refused(store, tmp_path):
 def test_summaries(store, tmp_path):
     with pytest.raises(Refusal, match=r"nowhere: found no store.json.*latemask prepare"):
         open_store(tmp_path / "nowhere")
-    summary = json.loads((store / "store.json").read_text())
+    summary = summary_of(store)
     for change, message in (
-        ({"version": 2}, "found store version 2"),
+        ({"version": 3}, "found store version 3"),
+        (
+            {"version": 1, "files": [{"path": "my text.txt"}]},
+            r"found store version 1, whose files have no checksums; .*"
+            r"prepare 'my text.txt' --tokenizer \S+/store --out \S+/store --overwrite",
+        ),
         ({"splits": {}}, "broken summary"),
         ({"specials": {"bos": 0}}, "train|broken summary|specials"),
         ({"tokenizer_fingerprint": "cd" * 32}, f"ids of tokenizer {PRINT[:12]}; wanted ids of cdcdcdcdcdcd"),
@@ -131,7 +153,7 @@ def test_summaries(store, tmp_path):
     ):
         if change == {"specials": {"bos": 0}}:
             change = {"specials": {"begin": 0}}
-        (store / "store.json").write_text(json.dumps(summary | change))
+        write_summary(store, summary | change)
         with pytest.raises(Refusal, match=message):
             open_store(store)
     (store / "store.json").write_text("{")
@@ -144,9 +166,9 @@ def test_an_unfinished_array_is_no_array(tmp_path):
     writer.write(np.arange(10))
     writer._file.flush()
     with pytest.raises(Refusal, match="do not begin with a store's header"):
-        read_array(tmp_path / "a", "<u2", PRINT)
+        ArrayFile(tmp_path / "a", "<u2", PRINT)
     writer.close()
-    assert read_array(tmp_path / "a", "<u2", PRINT).tolist() == list(range(10))
+    assert ArrayFile(tmp_path / "a", "<u2", PRINT).numbers.tolist() == list(range(10))
 
 
 def test_output_appears_whole_or_not_at_all(tmp_path):
@@ -198,10 +220,10 @@ def test_another_tokenizer_in_the_folder_is_refused(store):
     with pytest.raises(Refusal, match=r"found no tokenizer\.json"):
         open_store(store)
     (store / "tokenizer.json").write_bytes(whole)
-    summary = json.loads((store / "store.json").read_text())
-    (store / "store.json").write_text(json.dumps(summary | {"specials": {}}))
+    summary = summary_of(store)
+    write_summary(store, summary | {"specials": {}})
     open_store(store)  # the defaults are these ids
-    (store / "store.json").write_text(json.dumps(summary | {"specials": {"mask": 5}}))
+    write_summary(store, summary | {"specials": {"mask": 5}})
     with pytest.raises(Refusal, match=r"special ids \(0, 1, 2, 3, 4\); wanted"):
         open_store(store)
 
@@ -210,13 +232,133 @@ def test_another_tokenizer_in_the_folder_is_refused(store):
 def test_offsets_that_do_not_rise_are_refused(offsets, tmp_path):
     store = write(tmp_path / "store", {"train": [[5, 6, 2], [2], [2]], "valid": []})
     path = store / "train.documents"
-    path.write_bytes(path.read_bytes()[: HEADER.size] + np.array(offsets, "<i8").tobytes())
+    writer = ArrayWriter(path, "<i8", PRINT)
+    writer.write(np.array(offsets))
+    writer.close()
     with pytest.raises(Refusal, match=r"train\.documents: found offsets that do not rise"):
         open_store(store)
 
 
 def test_a_file_name_that_is_not_utf8_is_noted_and_read_back(store):
-    summary = json.loads((store / "store.json").read_text())
+    summary = summary_of(store)
     name = os.fsdecode(b"caf\xe9.txt")
     write_summary(store, summary | {"files": [{"path": name}]})
     assert open_store(store).summary["files"][0]["path"] == name
+
+
+def flip(path: Path, place: int, bit: int = 4) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1 << bit
+    path.write_bytes(data)
+
+
+@given(pieces=st.lists(st.integers(0, 5000), max_size=6), kind=st.sampled_from(["<u2", "<u4", "<i8"]))
+def test_rows_are_read_as_they_were_written_across_pages(tmp_path_factory, pieces, kind):
+    path = tmp_path_factory.mktemp("array") / "a"
+    numbers = np.random.default_rng(0).integers(0, 1 << 15, sum(pieces)).astype(kind)
+    writer = ArrayWriter(path, kind, PRINT)
+    for piece in np.split(numbers, np.cumsum(pieces)[:-1]) if pieces else []:
+        writer.write(piece)
+    writer.close()
+    file = ArrayFile(path, kind, PRINT)
+    assert np.array_equal(file.numbers, numbers)
+    for length in (1, 7, 511, 6000):
+        if length <= len(numbers):
+            begins = np.random.default_rng(1).integers(0, len(numbers) - length + 1, 5)
+            begins = np.append(begins, [0, len(numbers) - length])
+            assert np.array_equal(file.read(begins, length), numbers[begins[:, None] + np.arange(length)])
+    assert list(file.broken(lambda _: None)) == []
+
+
+def large(folder: Path) -> Path:
+    """A store of some pages, the last one part full."""
+    random = np.random.default_rng(0)
+    documents = [[*random.integers(5, 300, 800).tolist(), 2] for _ in range(12)]
+    return write(folder, {"train": documents, "valid": documents[:1]}, sources=True)
+
+
+def test_no_flipped_bit_of_a_store_is_used(tmp_path):
+    """Whatever file, whatever place: refused at opening, or when the row that it is in is read; other rows are read."""
+    folder = large(tmp_path / "store")
+    clean = open_store(folder)
+    begins = np.arange(clean.train.rows(129)) * 128
+    rows = clean.train.read(begins, 128)
+    random = np.random.default_rng(0)
+    found_by_reading = 0
+    for path in sorted(folder.iterdir()):
+        for place in {0, path.stat().st_size - 1, *random.integers(0, path.stat().st_size, 25).tolist()}:
+            whole = path.read_bytes()
+            flip(path, place, int(random.integers(8)))
+            try:
+                store = open_store(folder)
+            except Refusal as refusal:
+                told = str(refusal)
+            else:
+                told = ""
+                differs = np.zeros(len(begins), bool)
+                for row, begin in enumerate(begins.tolist()):
+                    try:
+                        assert np.array_equal(store.train.read(np.array([begin]), 128)[0], rows[row])
+                    except Refusal as refusal:
+                        differs[row] = str(refusal).startswith(f"{path}: bytes ")
+                if path.suffix == ".tokens":
+                    first, last = (int(part.replace(",", "")) for part in _bytes_named(store))
+                    assert first <= place < last
+                    assert last - first <= PAGE_BYTES
+                    if path.stem == "train":
+                        hit = np.flatnonzero(
+                            (begins * 2 < last - HEADER.size) & (begins * 2 + 256 > first - HEADER.size)
+                        )
+                        assert np.flatnonzero(differs).tolist() == hit.tolist()
+                        found_by_reading += 1
+                else:
+                    assert path.name == "tokenizer.json"  # what decides no id: white space, the decoder
+                    assert not differs.any()
+            assert not told or path.stem.split(".")[0] in told
+            path.write_bytes(whole)
+    assert found_by_reading > 20
+    open_store(folder).check()
+
+
+def _bytes_named(store) -> list[str]:
+    with pytest.raises(Refusal) as raised:
+        store.check()
+    assert raised.value.found.endswith(" that differ from their checksum")
+    place = raised.value.found.partition(": bytes ")[2].partition(" that")[0]
+    return place.split(" to ")
+
+
+def test_every_broken_place_is_listed_and_progress_is_told(tmp_path):
+    folder = large(tmp_path / "store")
+    done = []
+    store = open_store(folder)
+    store.check(done.append)
+    assert sum(done) == sum(file.path.stat().st_size - HEADER.size - 4 * len(file._checksums)
+                            for name in ("train", "valid") for file in store.files(name))  # fmt: skip
+    flip(folder / "train.tokens", HEADER.size)
+    flip(folder / "train.tokens", HEADER.size + 2 * PAGE_BYTES + 5)
+    flip(folder / "valid.tokens", HEADER.size + 7)
+    with pytest.raises(Refusal) as raised:
+        store.check()
+    found = raised.value.found
+    assert f"{folder / 'train.tokens'}: bytes 128 to 4,224, {folder / 'train.tokens'}: bytes 8,320 to 12,416" in found
+    assert f"{folder / 'valid.tokens'}: bytes 128 to " in found
+
+
+def test_a_file_cut_while_it_is_open(tmp_path):
+    """A refusal, and not a bus error."""
+    folder = large(tmp_path / "store")
+    store = open_store(folder)
+    os.truncate(folder / "train.tokens", HEADER.size + PAGE_BYTES + 10)
+    assert store.train.read(np.array([0]), 128).shape == (1, 128)
+    with pytest.raises(Refusal, match=r"train\.tokens: found an end before byte 19,352; wanted"):
+        store.train.read(np.array([9000]), 128)
+
+
+def test_doctor_says_whether_a_store_is_whole(tmp_path, capsys):
+    folder = large(tmp_path / "store")
+    run_doctor(DoctorOptions(data=str(folder)))
+    assert "9,612 tokens to train on and 801 held out, all as they were written" in capsys.readouterr().out
+    flip(folder / "train.tokens", 5000)
+    with pytest.raises(Refusal, match=r"train\.tokens: bytes 4,224 to 8,320 that differ from their checksum"):
+        run_doctor(DoctorOptions(data=str(folder)))

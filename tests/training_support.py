@@ -23,7 +23,8 @@ from torch import Tensor
 from latemask.batch import Batch
 from latemask.config import Run, Specials, replace
 from latemask.recipes import recipe
-from latemask.text.store import SPLITS, VERSION, SplitWriter, open_store, write_summary
+from latemask.text.array import VERSION
+from latemask.text.store import SPLITS, SplitWriter, open_store, write_summary
 from latemask.text.tokenizer import Tokenizer
 from latemask.training import checkpoint, journal, loop
 from samples import words_tokenizer

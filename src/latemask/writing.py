@@ -1,31 +1,42 @@
-"""A file appears whole under its name, or not at all: written aside, synced, renamed."""
+"""A file or folder appears whole under its name, or not at all: written aside, synced, renamed.
+
+Aside is ``.NAME.partial`` in the same folder. Who writes there holds a lock on ``.NAME.lock``, so that two never write
+one place, and what a killed process left aside is known for dead: the next to write there removes it.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import hashlib
 import json
 import os
-import tempfile
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+from latemask.errors import Refusal
+
 ESCAPED = "backslashreplace"
 """How JSON becomes bytes: the lone surrogates of a file name that is not UTF-8 become JSON's own escapes."""
+FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+BROKEN = {errno.EROFS, errno.EIO}
+"""What a disk says that is full, or read-only or failing."""
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
     """Write ``content`` (text as UTF-8) to ``path``, whose folder is made where it is missing, and return ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(prefix=f".{path.name}-", suffix=".partial", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
+    with _locked(path, waits=True), _aside(path) as aside:
+        with aside.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, 0o644)
         os.replace(aside, path)
-    except BaseException:
-        os.unlink(aside)
-        raise
     return path
 
 
@@ -33,3 +44,141 @@ def write_json(path: Path, value: Any) -> Path:
     """Write ``value`` as indented JSON; numbers that are not finite are an error (``ValueError``)."""
     text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
     return write_whole(path, text.encode(errors=ESCAPED))
+
+
+def json_checksum(value: Mapping[str, Any]) -> str:
+    """SHA-256 (hex) of ``value`` as canonical JSON: the same after it was written and read."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+
+
+def check_free(out: Path, overwrite: bool, mark: str) -> None:
+    """Remove what a killed process left aside, and raise ``Refusal`` where ``out`` may not be written: another process
+    is at it, or something is there, and it is not a folder with ``mark`` that ``overwrite`` gives up."""
+    out = Path(os.path.realpath(out))
+    if out.parent.is_dir():
+        with _locked(out, waits=False):
+            _clear(out)
+    if not out.exists():
+        return
+    if os.path.ismount(out):
+        raise Refusal(out, "a mounted disk itself", "a folder on it")
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    if not overwrite:
+        raise Refusal(out, "something already there", "a new or empty folder", "Take another --out, or --overwrite")
+    if not (out / mark).is_file():
+        raise Refusal(out, f"other things (no {mark})", "a folder that may be overwritten")
+
+
+@contextmanager
+def written_aside(out: Path) -> Iterator[Path]:
+    """A folder next to ``out`` that takes its name, and the place of what was there, when all went well; else it
+    disappears.
+
+    Raises ``Refusal`` where another process is writing ``out``, or the disk is full, read-only or broken.
+    """
+    out = Path(os.path.realpath(out))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with disk_errors_are_refused(out), _locked(out, waits=False):
+        _clear(out)
+        try:
+            with _aside(out) as aside:
+                aside.mkdir()
+                yield aside
+                _sync(aside)
+                if out.exists():
+                    os.rename(out, _old(out))
+                os.rename(aside, out)
+                _fsync(out.parent)
+        finally:
+            _clear(out)
+
+
+@contextmanager
+def disk_errors_are_refused(path: Path) -> Iterator[None]:
+    """An error of the disk while ``path`` is written, as a ``Refusal`` that says whether it is full."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        if isinstance(error, OSError) and error.errno not in FULL | BROKEN:
+            raise
+        reason = getattr(error, "strerror", None) or str(error)
+        free = f", {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB free" if path.parent.is_dir() else ""
+        full = any(os.strerror(number) in reason for number in FULL)
+        raise Refusal(path, f"{reason}{free}", "a disk with room for it" if full else "a disk that works") from error
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder; nothing where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _locked(path: Path, waits: bool) -> Iterator[None]:
+    """``path`` is this writer's alone; another's is waited for, or refused."""
+    lock = path.with_name(f".{path.name}.lock")
+    while True:
+        try:
+            file = lock.open("ab")
+        except OSError as error:
+            found = f"a path that cannot be written ({error.strerror})"
+            raise Refusal(path, found, "a folder to write into") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
+                break
+        except FileNotFoundError:  # its last holder has just deleted it
+            pass
+        except BlockingIOError:
+            file.close()
+            raise Refusal(path, "another process that is writing it", "a place of its own for each") from None
+        file.close()
+    try:
+        yield
+    finally:
+        lock.unlink(missing_ok=True)
+        file.close()
+
+
+@contextmanager
+def _aside(path: Path) -> Iterator[Path]:
+    aside = path.with_name(f".{path.name}.partial")
+    try:
+        yield aside
+    finally:
+        remove(aside)
+
+
+def _old(out: Path) -> Path:
+    return out.with_name(f".{out.name}.old")
+
+
+def _clear(out: Path) -> None:
+    """Remove what stands aside; what was at ``out`` returns to it where nothing new has come."""
+    old = _old(out)
+    if old.exists() and not out.exists():
+        os.rename(old, out)
+    remove(old)
+    remove(out.with_name(f".{out.name}.partial"))
+
+
+def _sync(folder: Path) -> None:
+    """To disk, with everything below; files may be read by whoever may read the folder."""
+    for path in folder.iterdir():
+        if path.is_dir():
+            _sync(path)
+        else:
+            path.chmod(folder.stat().st_mode & 0o666)
+            _fsync(path)
+    _fsync(folder)
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

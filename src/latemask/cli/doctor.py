@@ -1,4 +1,5 @@
-"""``latemask doctor``: what this machine has, and whether a tiny run's forward and backward pass is right on it."""
+"""``latemask doctor``: what this machine has, and whether a tiny run's forward and backward pass is right on it; or
+whether prepared text is what was written."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import importlib.metadata
 import math
 import os
 import platform
+import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +22,7 @@ from latemask.feed.masking import lay_out
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
 from latemask.training.distributed import pick_device
+from latemask.text.store import open_store
 
 PACKAGES = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "pyarrow", "triton")
 
@@ -30,7 +33,10 @@ class DoctorOptions:
 
 
 def run_doctor(options: DoctorOptions) -> None:
-    """Print the tables of ``latemask doctor``. Raises ``Refusal`` where a check of the self-test fails."""
+    """Print the tables of ``latemask doctor``, or check prepared text. Raises ``Refusal`` where a check fails."""
+    if options.data:
+        check_data(options.data)
+        return
     device = pick_device()
     console.table("Machine", ("what", "found"), machine(device))
     checks = self_test(device)
@@ -47,6 +53,18 @@ def machine(device: torch.device) -> list[tuple[str, str]]:
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     rows = [
         ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
+def check_data(folder: str) -> None:
+    """Read prepared text to its end, and say that it is whole. Raises ``Refusal`` naming each place that is not."""
+    store = open_store(folder)
+    size, begun = store.bytes_on_disk / 1e6, time.monotonic()
+    with console.progress("checking", size, "MB") as advance:
+        store.check(lambda read: advance(read / 1e6))
+    seconds = time.monotonic() - begun
+    train, valid = len(store.train.tokens), len(store.valid.tokens)
+    console.say(f"{folder}: {size:,.1f} MB, {train:,} tokens to train on and {valid:,} held out, all as they were "
+                f"written ({seconds:,.1f} s)")  # fmt: skip
+
+
         ("processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads used by torch"),
     ]
     if device.type == "cuda":

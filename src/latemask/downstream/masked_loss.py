@@ -37,6 +37,10 @@ class MemoryStream:
     sources: np.ndarray | None
     unknown_tokens: int
 
+    def read(self, begins: np.ndarray, length: int) -> np.ndarray:
+        """``length`` tokens from each of ``begins`` on."""
+        return self.tokens[begins[:, None] + np.arange(length)]
+
 
 def held_out(data: Path, tokenizer: Tokenizer, most_tokens: int) -> tuple[Any, tuple[str, ...]]:
     """The held-out split of a prepared folder, or text files up to about ``most_tokens`` tokens, and source names.

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -28,42 +25,29 @@ from latemask.hf import stock
 from latemask.hf.loading import Source, TransformersEncoder
 from latemask.training import checkpoint
 
+from latemask.hf.tokenization import write_tokenizer
 HEAD, FACTS = "head.safetensors", "finetuned.json"
+from latemask.writing import written_aside
 STOCK = {"roberta": "RobertaForSequenceClassification", "mpnet": "MPNetForSequenceClassification"}
 
 
 def save_finetuned(net: FineTuned, model: Model, problem: Problem, result: dict[str, Any], out: Path) -> None:
     """Write ``net`` to the folder ``out``, aside and renamed; one that is there is replaced."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}-", suffix=".partial", dir=out.parent))
-    try:
-        head = {} if net.head is None else _plain(net.head.state_dict())
+    head = {} if net.head is None else _plain(net.head.state_dict())
+    facts = {
+        "result": result,
+        "labels": list(problem.task.labels),
+        "task": {"name": problem.task.name, "kind": problem.task.kind, "texts": list(problem.task.texts),
+                 "label": problem.task.label, "metrics": list(problem.task.metrics)},
+        "centre": getattr(problem, "centre", 0.0),
+        "spread": getattr(problem, "spread", 1.0),
+    }  # fmt: skip
+    is_foreign = isinstance(net.encoder, TransformersEncoder)
+    with written_aside(out) as aside:
         save_file(head, aside / HEAD)
         _write_encoder(aside, net, model, problem, head)
-        _write_tokenizer(aside, model)
-        facts = {
-            "result": result,
-            "labels": list(problem.task.labels),
-            "task": {"name": problem.task.name, "kind": problem.task.kind, "texts": list(problem.task.texts),
-                     "label": problem.task.label, "metrics": list(problem.task.metrics)},
-            "centre": getattr(problem, "centre", 0.0),
-            "spread": getattr(problem, "spread", 1.0),
-        }  # fmt: skip
+        write_tokenizer(aside, model.tokenizer, model.row_tokens, is_foreign=is_foreign)
         (aside / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        aside.chmod(0o755)
-        for path in [*aside.iterdir(), aside]:
-            handle = os.open(path, os.O_RDONLY)
-            os.fsync(handle)
-            os.close(handle)
-        if out.exists():
-            old = aside.with_suffix(".old")
-            out.rename(old)
-            aside.rename(out)
-            shutil.rmtree(old)
-        else:
-            aside.rename(out)
-    finally:
-        shutil.rmtree(aside, ignore_errors=True)
 
 
 def load_finetuned(folder: str | Path) -> tuple[FineTuned, Model, dict[str, Any]]:
@@ -77,9 +61,8 @@ def load_finetuned(folder: str | Path) -> tuple[FineTuned, Model, dict[str, Any]
             folder, f"no {FACTS} or {HEAD} ({type(error).__name__})", "a model saved by `latemask finetune --save`"
         ) from None
     model = Model.load(folder)
-    net = FineTuned(model.encoder, facts["task"]["kind"], len(facts["labels"]), 0.0, model.type_token())
-    if net.head is not None:
-        checkpoint.load_strictly(net.head, head, folder / HEAD)
+    net = FineTuned(model.encoder, kind, len(labels), 0.0, model.type_token())
+    checkpoint.load_strictly(net.head or torch.nn.Module(), head, folder / HEAD)
     return net.eval(), model, facts
 
 
@@ -138,32 +121,3 @@ def _write_encoder(folder: Path, net: FineTuned, model: Model, problem: Problem,
         config.label2id = {name: number for number, name in enumerate(problem.task.labels)}
     config.save_pretrained(folder)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def _write_tokenizer(folder: Path, model: Model) -> None:
-    """``tokenizer.json`` with the frame of the rows, and what makes AutoTokenizer take it as it is."""
-    import tokenizers
-    from tokenizers import processors
-
-    tokenizer = model.tokenizer
-    library = tokenizers.Tokenizer.from_str(tokenizer.library.to_str())
-    names = tokenizer.special_names
-    bos, eos = names["bos"], names["eos"]
-    if library.post_processor is None:
-        library.post_processor = processors.TemplateProcessing(  # type: ignore[assignment]
-            single=f"{bos} $A {eos}",
-            pair=f"{bos} $A {eos} {eos} $B {eos}",
-            special_tokens=[(bos, tokenizer.specials.bos), (eos, tokenizer.specials.eos)],
-        )
-    library.no_padding()
-    library.no_truncation()
-    library.save(str(folder / "tokenizer.json"))
-    settings = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": model.row_tokens,
-        "bos_token": bos, "cls_token": bos, "eos_token": eos, "sep_token": eos,
-        "pad_token": names["pad"], "unk_token": names["unk"], "mask_token": names["mask"],
-        "split_special_tokens": True,
-        "clean_up_tokenization_spaces": False,
-    }  # fmt: skip
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n")

@@ -46,6 +46,11 @@ class Stream(Protocol):
         """How many ``<unk>`` the stream holds."""
         ...
 
+    def read(self, begins: np.ndarray, length: int) -> np.ndarray:
+        """``length`` tokens from each of ``begins`` [B] on: [B, length]. Raises ``Refusal`` where they have changed
+        since they were written."""
+        ...
+
 
 class Rows:
     """The rows of a split that can carry the masks: all but those with fewer than M ordinary tokens.
@@ -74,7 +79,7 @@ class Rows:
         if self.stream.unknown_tokens:
             for first in range(0, total, 4096):
                 last = min(first + 4096, total)
-                tokens = self.stream.tokens[first * self.stride : last * self.stride].reshape(-1, self.stride)
+                tokens = self.stream.read(np.arange(first, last) * self.stride, self.stride)
                 special[first:last] = np.isin(tokens, self.shape.specials.ids).sum(1)
         return special
 
@@ -86,9 +91,9 @@ class Rows:
     def ids(self, rows: np.ndarray) -> np.ndarray:
         """Token ids [B, N] int64 of these rows, each beginning with ``<s>``.
 
-        Raises ``Refusal`` for an id outside the vocabulary: the file has changed since it was written.
+        Raises ``Refusal`` where the file has changed since it was written, and for an id outside the vocabulary.
         """
-        tokens = self.stream.tokens[rows[:, None] * self.stride + np.arange(self.stride)]
+        tokens = self.stream.read(rows * self.stride, self.stride)
         if tokens.max(initial=0) >= self.shape.vocabulary:
             row = rows[(tokens >= self.shape.vocabulary).any(1)][0]
             raise Refusal(f"{self.where}, row {row}", f"id {tokens.max()}", f"ids below {self.shape.vocabulary}",

@@ -5,33 +5,27 @@ Everything is written aside, loaded in a fresh process, compared, and only then 
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import tokenizers
 from safetensors.torch import save_file
-from tokenizers import processors
 
-from latemask.config import Run
 from latemask.errors import Refusal
 from latemask.hf import modeling_latemask, stock
 from latemask.hf.card import card
-from latemask.hf.filling import ties_spaces
 from latemask.hf.loading import Source
 from latemask.hf.options import Kind
 from latemask.hf.sentence import write_sentence
+from latemask.hf.tokenization import TOKENIZER_CONFIG, write_tokenizer
 from latemask.hf.verification import Verified, verify
 from latemask.model.masked_model import MaskedModel
 from latemask.model.pretrainer import Pretrainer
-from latemask.text.output import check_free, written_aside
-from latemask.text.tokenizer import Tokenizer, load_tokenizer
+from latemask.text.tokenizer import load_tokenizer
 from latemask.training import checkpoint
+from latemask.writing import check_free, written_aside
 
-TOKENIZER_CONFIG, WEIGHTS, CARD = "tokenizer_config.json", "model.safetensors", "README.md"
+WEIGHTS, CARD = "model.safetensors", "README.md"
 CODE = "modeling_latemask"
 
 
@@ -70,17 +64,13 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
         family = "latemask"
     with written_aside(out) as aside:
         _write_model(aside, pretrainer, family, fills_masks)
-        _write_tokenizer(aside, tokenizer, run, fills_masks)
+        write_tokenizer(aside, tokenizer, run.shape.row_tokens, fills_masks=fills_masks)
         if not fills_masks:
             write_sentence(aside, run.shape)
         has_code = family == "latemask"
         verified = verify(aside, model, tokenizer, trusts_code=has_code)
         text = card(step, run, verified, tokenizer.special_names, fills_masks=fills_masks, has_code=has_code)
         (aside / CARD).write_text(text, encoding="utf-8")
-        for path in filter(Path.is_file, aside.rglob("*")):
-            path.chmod(0o644)
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
     return Exported(**vars(verified), folder=out)
 
 
@@ -98,50 +88,3 @@ def _write_model(folder: Path, pretrainer: Pretrainer, family: stock.Family, fil
     tensors = stock.tensors_of(pretrainer, family, fills_masks)
     plain = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}
     save_file(plain, folder / WEIGHTS, metadata={"format": "pt"})
-
-
-def _write_tokenizer(folder: Path, tokenizer: Tokenizer, run: Run, fills_masks: bool) -> None:
-    """``tokenizer.json`` with the frame of the rows, and what makes AutoTokenizer take it as it is.
-
-    An encoder's tokenizer has no mask token and reads special tokens' names as text, as in pretraining.
-    """
-    names = tokenizer.special_names
-    library = tokenizers.Tokenizer.from_str(json.dumps(_with_special_tokens(tokenizer, fills_masks)))
-    bos, eos = names["bos"], names["eos"]
-    frame = processors.TemplateProcessing(
-        single=f"{bos} $A {eos}",
-        pair=f"{bos} $A {eos} {eos} $B {eos}",
-        special_tokens=[(bos, tokenizer.specials.bos), (eos, tokenizer.specials.eos)],
-    )
-    is_byte_level = "ByteLevel" in json.dumps(json.loads(library.to_str())["pre_tokenizer"])
-    trimmed = processors.Sequence([processors.ByteLevel(trim_offsets=True), frame])  # type: ignore[list-item]
-    library.post_processor = trimmed if is_byte_level else frame  # type: ignore[assignment]
-    library.no_padding()
-    library.no_truncation()
-    (folder / checkpoint.TOKENIZER).write_text(library.to_str(pretty=True), encoding="utf-8")
-    settings: dict[str, Any] = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": run.shape.row_tokens,
-        "model_input_names": ["input_ids", "attention_mask"],
-        "bos_token": bos, "cls_token": bos, "eos_token": eos, "sep_token": eos, "pad_token": names["pad"],
-        "unk_token": names["unk"],
-        "padding_side": "right",
-        "truncation_side": "right",
-        "clean_up_tokenization_spaces": False,
-    }  # fmt: skip
-    settings |= {"mask_token": names["mask"]} if fills_masks else {"split_special_tokens": True}
-    (folder / TOKENIZER_CONFIG).write_text(json.dumps(settings, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _with_special_tokens(tokenizer: Tokenizer, fills_masks: bool) -> dict[str, Any]:
-    """The tokenizer's JSON in which the five special tokens are declared; a mask takes the space in front of it."""
-    whole = json.loads(tokenizer.library.to_str())
-    ids = vars(tokenizer.specials)
-    others = [token for token in whole["added_tokens"] if token["content"] not in tokenizer.special_names.values()]
-    declared = [
-        {"id": ids[role], "content": name, "special": True, "normalized": False, "single_word": False, "rstrip": False,
-         "lstrip": role == "mask" and fills_masks and ties_spaces(tokenizer)}
-        for role, name in tokenizer.special_names.items()
-    ]  # fmt: skip
-    whole["added_tokens"] = sorted([*others, *declared], key=lambda token: token["id"])
-    return whole

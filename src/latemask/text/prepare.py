@@ -27,9 +27,9 @@ from latemask.errors import Refusal
 from latemask.text.blocks import BLOCK_BYTES, Reading, blocks, estimated_text_bytes
 from latemask.text.corpus import Counts, read_block, refuse_without_text
 from latemask.text.files import File, find
-from latemask.text.output import check_free, written_aside
 from latemask.text.tokenizer import Tokenizer, load_tokenizer
 
+from latemask.writing import check_free, written_aside
 if TYPE_CHECKING:
     import numpy as np
 
@@ -266,7 +266,7 @@ class _Writer:
 
     def summary(self, options: dict[str, Any]) -> dict[str, Any]:
         """For ``store.json``."""
-        from latemask.text.store import VERSION
+        from latemask.text.array import VERSION
 
         return {
             "version": VERSION,

@@ -9,14 +9,16 @@ A store is a folder::
     train.sources     index of each document's source: uint16 [documents]; absent where the text names none
     valid.*           the same for the held-out documents
 
-Each binary file begins with 128 bytes: magic, version, kind of number, tokenizer's fingerprint, count; little-endian.
+Each binary file is an ``array``; every byte of the folder is under a checksum, which is compared before it is used:
+tokens page by page as rows are read, all else when the store is opened.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
+import shlex
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,69 +28,14 @@ import numpy as np
 
 from latemask.config import Specials
 from latemask.errors import Refusal
-from latemask.text.tokenizer import FILE, load_tokenizer
-from latemask.writing import ESCAPED
+from latemask.text.array import VERSION, ArrayFile, ArrayWriter
+from latemask.text.tokenizer import FILE, Tokenizer, load_tokenizer
+from latemask.writing import json_checksum, write_json
 
-MAGIC = b"latemask"
-VERSION = 1
-HEADER = struct.Struct("<8sI4s32sQ72x")
-"""Magic, version, kind of number (numpy's ``<u2``), fingerprint, count; 128 bytes."""
 SUMMARY = "store.json"
 SPLITS = ("train", "valid")
 SplitName = Literal["train", "valid"]
 MOST_SOURCES = 1 << 16
-
-
-class ArrayWriter:
-    """Appends numbers to a file under a header whose count is written at ``close``."""
-
-    def __init__(self, path: Path, kind: str, fingerprint: str):
-        self.kind, self.fingerprint, self.count = np.dtype(kind), bytes.fromhex(fingerprint), 0
-        self._file = open(path, "wb")  # noqa: SIM115
-        self._file.write(bytes(HEADER.size))
-
-    def write(self, numbers: np.ndarray) -> None:
-        """Append ``numbers``, which must fit the kind."""
-        self.count += len(numbers)
-        numbers.astype(self.kind, copy=False).tofile(self._file)
-
-    def close(self) -> None:
-        """Write the header, and sync to disk."""
-        self._file.seek(0)
-        self._file.write(HEADER.pack(MAGIC, VERSION, self.kind.str.encode(), self.fingerprint, self.count))
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-
-
-def read_array(path: Path, kind: str, fingerprint: str) -> np.ndarray:
-    """The numbers of a file, memory-mapped and read-only.
-
-    Raises ``Refusal`` for another kind of file, version, kind of number, tokenizer, or a size that is not the count's.
-    """
-    if not path.is_file():
-        raise Refusal(path, "no such file", "a file of a prepared store", "Prepare the text again")
-    size = path.stat().st_size
-    with open(path, "rb") as file:
-        head = file.read(HEADER.size)
-    if len(head) < HEADER.size or not head.startswith(MAGIC):
-        raise Refusal(
-            path, f"{size:,} bytes that do not begin with a store's header", "a file made by latemask prepare"
-        )
-    _, version, found_kind, found_fingerprint, count = HEADER.unpack(head)
-    if version != VERSION:
-        raise Refusal(path, f"store version {version}", f"version {VERSION}", "Prepare the text again")
-    if found_kind.rstrip(b"\0") != kind.encode():
-        raise Refusal(path, f"numbers of kind {found_kind.rstrip(bytes(1)).decode(errors='replace')}", f"kind {kind}")
-    if found_fingerprint.hex() != fingerprint:
-        raise Refusal(path, f"ids of tokenizer {found_fingerprint.hex()[:12]}", f"ids of {fingerprint[:12]}",
-                      "Prepare the text again with this tokenizer")  # fmt: skip
-    wanted = HEADER.size + count * np.dtype(kind).itemsize
-    if size != wanted:
-        raise Refusal(path, f"{size:,} bytes", f"{wanted:,} bytes for {count:,} numbers", "Copy or prepare it again")
-    if not count:
-        return np.empty(0, kind)
-    return np.memmap(path, np.dtype(kind), "r", HEADER.size, (count,))
 
 
 class SplitWriter:
@@ -132,6 +79,13 @@ class Split:
     """Index into ``source_names`` of each document [documents] uint16; None where the text names no sources."""
     unknown_tokens: int
     """How many ``<unk>`` there are in ``tokens``."""
+    file: ArrayFile
+    """Where ``tokens`` is."""
+
+    def read(self, begins: np.ndarray, length: int) -> np.ndarray:
+        """``length`` tokens from each of ``begins`` [B] on: [B, length], compared with their checksums. Raises
+        ``Refusal`` where they differ."""
+        return self.file.read(begins, length)
 
     def rows(self, row_tokens: int) -> int:
         """Whole rows of ``row_tokens``: ``<s>`` and ``row_tokens - 1`` tokens of the stream."""
@@ -166,13 +120,12 @@ class TokenStore:
         return self._split("valid")
 
     def _split(self, name: SplitName) -> Split:
-        def read(suffix: str, kind: str) -> np.ndarray:
-            return read_array(self.folder / f"{name}.{suffix}", kind, self.tokenizer_fingerprint)
-
         counts = self.summary["splits"][name]
-        tokens = read("tokens", token_kind(self.vocabulary))
-        starts = read("documents", "<i8")
-        sources = read("sources", "<u2") if self.source_names else None
+        file, *others = self.files(name)
+        for other in others:
+            other.check()
+        tokens, starts = file.numbers, others[0].numbers
+        sources = others[1].numbers if self.source_names else None
         documents = counts["documents"]
         found = (len(tokens), len(starts) - 1, int(starts[-1]), documents if sources is None else len(sources))
         if found != (counts["tokens"], documents, counts["tokens"], documents):
@@ -181,7 +134,30 @@ class TokenStore:
         if starts[0] != 0 or not (starts[1:] > starts[:-1]).all():
             raise Refusal(self.folder / f"{name}.documents", "offsets that do not rise from 0", "rising offsets",
                           "Copy or prepare it again")  # fmt: skip
-        return Split(tokens, starts, sources, counts["unknown_tokens"])
+        return Split(tokens, starts, sources, counts["unknown_tokens"], file)
+
+    def files(self, name: SplitName) -> list[ArrayFile]:
+        """Of a split: tokens, documents and, where the text names any, sources."""
+        kinds = {"tokens": token_kind(self.vocabulary), "documents": "<i8", "sources": "<u2"}
+        if not self.source_names:
+            del kinds["sources"]
+        return [ArrayFile(self.folder / f"{name}.{suffix}", kind, self.tokenizer_fingerprint)
+                for suffix, kind in kinds.items()]  # fmt: skip
+
+    def check(self, advance: Callable[[float], None] = lambda _: None) -> None:
+        """Compare every byte with its checksum; ``advance`` hears of bytes done. Raises ``Refusal`` naming each place
+        that differs."""
+        files = [file for name in SPLITS for file in self.files(name)]
+        broken = [place for file in files for place in file.broken(advance)]
+        if broken:
+            more = f" and {len(broken) - 8} more" if len(broken) > 8 else ""
+            raise Refusal(self.folder, f"{', '.join(broken[:8])}{more} that differ from their checksum",
+                          "the bytes that were written", "Copy it again, or prepare the text again")  # fmt: skip
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """Of the binary files."""
+        return sum(file.path.stat().st_size for name in SPLITS for file in self.files(name))
 
 
 def token_kind(vocabulary: int) -> str:
@@ -190,10 +166,10 @@ def token_kind(vocabulary: int) -> str:
 
 
 def open_store(folder: str | os.PathLike[str]) -> TokenStore:
-    """Open what ``latemask prepare`` made, and check it.
+    """Open what ``latemask prepare`` made, and check all of it but the tokens, which are checked as they are read.
 
-    Raises ``Refusal`` for anything else: no or an unreadable ``store.json``, another version, files cut or mixed, or a
-    ``tokenizer.json`` that is not the one that made the ids.
+    Raises ``Refusal`` for anything else: no or an unreadable ``store.json``, another version, files cut, changed or
+    mixed, or a ``tokenizer.json`` that is not the one that made the ids.
     """
     folder = Path(folder)
     path = folder / SUMMARY
@@ -203,29 +179,48 @@ def open_store(folder: str | os.PathLike[str]) -> TokenStore:
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
         if summary["version"] != VERSION:
-            raise Refusal(path, f"store version {summary['version']}", f"version {VERSION}", "Prepare the text again")
+            raise Refusal(path, f"store version {summary['version']}{OLD.get(summary['version'], '')}",
+                          f"version {VERSION}", f"Prepare the text again: {_command(folder, summary)}")  # fmt: skip
+        if summary.pop("checksum", None) != json_checksum(summary):
+            raise Refusal(path, "a file that differs from its checksum", f"the {SUMMARY} that was written",
+                          "Copy it again, or prepare the text again")  # fmt: skip
         store = TokenStore(folder, summary["tokenizer_fingerprint"], summary["vocabulary"],
                            Specials(**summary["specials"]), tuple(summary["source_names"]), summary)  # fmt: skip
         for split in (store.train, store.valid):  # reads and checks their files
             if split.unknown_tokens < 0:
                 raise ValueError(f"{split.unknown_tokens} unknown tokens")
         tokenizer = load_tokenizer(folder)
-        if (tokenizer.fingerprint, tokenizer.specials) != (store.tokenizer_fingerprint, store.specials):
-            found = f"tokenizer {tokenizer.fingerprint[:12]}, special ids {tokenizer.specials.ids}"
-            wanted = f"{store.tokenizer_fingerprint[:12]}, {store.specials.ids}, that made the ids"
-            raise Refusal(folder / FILE, found, wanted, "Prepare the text again")
     except Refusal:
         raise
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise Refusal(error.filename or folder, error.strerror or str(error), "a readable store") from error
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise Refusal(
             path, f"a broken summary ({error!r})", f"the {SUMMARY} of a store", "Prepare the text again"
         ) from error
+    _check_tokenizer(tokenizer, store)
     return store
 
 
+OLD = {1: ", whose files have no checksums"}
+"""What older versions lack."""
+
+
+def _check_tokenizer(tokenizer: Tokenizer, store: TokenStore) -> None:
+    if (tokenizer.fingerprint, tokenizer.specials) != (store.tokenizer_fingerprint, store.specials):
+        found = f"tokenizer {tokenizer.fingerprint[:12]}, special ids {tokenizer.specials.ids}"
+        wanted = f"{store.tokenizer_fingerprint[:12]}, {store.specials.ids}, that made the ids"
+        raise Refusal(store.folder / FILE, found, wanted, "Prepare the text again")
+
+
+def _command(folder: Path, summary: dict[str, Any]) -> str:
+    """What makes the store anew, as far as its summary tells."""
+    files = [one["path"] for one in summary.get("files", [])]
+    named = " ".join(map(shlex.quote, files)) if 0 < len(files) <= 4 else "FILES"
+    quoted = shlex.quote(str(folder))
+    return f"latemask prepare {named} --tokenizer {quoted} --out {quoted} --overwrite"
+
+
 def write_summary(folder: Path, summary: dict[str, Any]) -> None:
-    """Write ``store.json`` and sync it."""
-    with open(folder / SUMMARY, "w", encoding="utf-8", errors=ESCAPED) as file:
-        json.dump(summary, file, indent=1, ensure_ascii=False)
-        file.flush()
-        os.fsync(file.fileno())
+    """Write ``store.json``, with a checksum of its own."""
+    write_json(folder / SUMMARY, summary | {"checksum": json_checksum(summary)})

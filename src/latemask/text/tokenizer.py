@@ -24,8 +24,7 @@ from latemask.errors import Refusal
 from latemask.text.blocks import Reading, blocks, estimated_text_bytes
 from latemask.text.corpus import Counts, read_block, refuse_without_text
 from latemask.text.files import find
-from latemask.text.output import check_free
-from latemask.writing import write_whole
+from latemask.writing import check_free, write_whole
 
 if TYPE_CHECKING:
     import numpy as np

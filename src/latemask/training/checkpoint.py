@@ -25,6 +25,7 @@ from latemask.config import Run, typed
 from latemask.errors import Refusal
 from latemask.model.encoder import Encoder
 from latemask.model.pretrainer import Pretrainer
+from latemask.writing import json_checksum, remove, write_whole, written_aside
 
 ENCODER, REST, OPTIMIZER = "encoder.safetensors", "rest.safetensors", "optimizer.safetensors"
 RUN, STATE, TOKENIZER = "run.json", "state.json", "tokenizer.json"
@@ -82,7 +83,7 @@ def fault(step: Path, read: Set[str] = CHECKED) -> str | None:
     """What is wrong with a step folder's files (those of ``read`` against their checksums); None: they are whole."""
     try:
         content = json.loads((step / STATE).read_text())
-        if content.pop("checksum") != _checksum(content):
+        if content.pop("checksum") != json_checksum(content):
             return f"{STATE} differs from its checksum"
         if content["files"].keys() != CHECKED:
             return f"{STATE} has checksums of {', '.join(content['files'])}"
@@ -127,43 +128,26 @@ def write(
 ) -> Path:
     """Write the step folder of ``state.updates``; where it stands, only its state: skipped updates change no tensor.
 
-    Raises ``OSError`` or ``SafetensorError`` where the disk is full; nothing of the attempt is left then.
+    Raises ``Refusal`` where the disk is full; nothing of the attempt is left then.
     """
     final = run_folder / step_name(state.updates)
-    aside = run_folder / f".{final.name}.partial"
-    _remove(aside)
-    try:
-        if final.exists():
-            _write_state(aside, state, json.loads((final / STATE).read_text())["files"])
-            os.replace(aside, final / STATE)
-            _sync(final)
-            return final
-        aside.mkdir(parents=True)
+    if final.exists():
+        write_whole(final / STATE, _state_text(state, json.loads((final / STATE).read_text())["files"]))
+        return final
+    with written_aside(final) as aside:
         encoder, rest = _split(model.state_dict())
         save_file(encoder, aside / ENCODER)
         save_file(rest, aside / REST)
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in optimizer.items()}, aside / OPTIMIZER)
         (aside / RUN).write_text(run.to_json())
         (aside / TOKENIZER).write_bytes(tokenizer)
-        _write_state(aside / STATE, state, {name: _digest(aside / name) for name in sorted(CHECKED)})
-        for path in [*aside.iterdir(), aside]:
-            _sync(path)
-        os.rename(aside, final)
-        _sync(run_folder)
-        return final
-    except BaseException:
-        _remove(aside)
-        raise
+        (aside / STATE).write_text(_state_text(state, {name: _digest(aside / name) for name in sorted(CHECKED)}))
+    return final
 
 
-def _write_state(path: Path, state: State, files: dict[str, str]) -> None:
+def _state_text(state: State, files: dict[str, str]) -> str:
     content = {**dataclasses.asdict(state), "files": files}
-    path.write_text(json.dumps({**content, "checksum": _checksum(content)}, indent=2) + "\n")
-    _sync(path)
-
-
-def _checksum(content: dict[str, object]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**content, "checksum": json_checksum(content)}, indent=2) + "\n"
 
 
 def prune(run_folder: Path, keep: int, best_step: int) -> None:
@@ -177,9 +161,9 @@ def prune(run_folder: Path, keep: int, best_step: int) -> None:
 
 def sweep(run_folder: Path) -> None:
     """Remove what a killed process left half-written or half-deleted."""
-    for pattern in (".step-*.partial", ".step-*.deleted"):
+    for pattern in (".step-*", "step-*/.*"):
         for left in run_folder.glob(pattern):
-            _remove(left)
+            remove(left)
 
 
 def set_broken_aside(run_folder: Path, whole: Path) -> None:
@@ -187,7 +171,7 @@ def set_broken_aside(run_folder: Path, whole: Path) -> None:
     for step in steps(run_folder):
         if (step_number(step) or 0) > (step_number(whole) or 0):
             broken = run_folder / f"broken-{step.name}"
-            _remove(broken)
+            remove(broken)
             os.rename(step, broken)
 
 
@@ -271,21 +255,6 @@ def _text(path: Path) -> str:
         raise Refusal(path, f"an unreadable file ({type(error).__name__})", "JSON") from None
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
