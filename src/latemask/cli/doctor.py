@@ -21,15 +21,18 @@ from latemask.errors import Refusal
 from latemask.feed.masking import lay_out
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
-from latemask.training.distributed import pick_device
 from latemask.text.store import open_store
+from latemask.training.distributed import pick_device
 
 PACKAGES = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "pyarrow", "triton")
 
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """Card, versions, kernels in use, and a short self-test."""
+    """Card, versions, kernels in use, and a short self-test; or, with --data, a check of prepared text."""
+
+    data: str = ""
+    """Folder of prepared text (`latemask prepare`): compare every byte of it with its checksum, and nothing else."""
 
 
 def run_doctor(options: DoctorOptions) -> None:
@@ -48,11 +51,6 @@ def run_doctor(options: DoctorOptions) -> None:
     console.say("All is well.")
 
 
-def machine(device: torch.device) -> list[tuple[str, str]]:
-    """What is here: processor, card, versions, kernels."""
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    rows = [
-        ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
 def check_data(folder: str) -> None:
     """Read prepared text to its end, and say that it is whole. Raises ``Refusal`` naming each place that is not."""
     store = open_store(folder)
@@ -65,6 +63,11 @@ def check_data(folder: str) -> None:
                 f"written ({seconds:,.1f} s)")  # fmt: skip
 
 
+def machine(device: torch.device) -> list[tuple[str, str]]:
+    """What is here: processor, card, versions, kernels."""
+    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    rows = [
+        ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
         ("processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads used by torch"),
     ]
     if device.type == "cuda":

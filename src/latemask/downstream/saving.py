@@ -23,11 +23,11 @@ from latemask.downstream.tasks import GLUE, Task
 from latemask.errors import Refusal
 from latemask.hf import stock
 from latemask.hf.loading import Source, TransformersEncoder
-from latemask.training import checkpoint
-
 from latemask.hf.tokenization import write_tokenizer
-HEAD, FACTS = "head.safetensors", "finetuned.json"
+from latemask.training import checkpoint
 from latemask.writing import written_aside
+
+HEAD, FACTS = "head.safetensors", "finetuned.json"
 STOCK = {"roberta": "RobertaForSequenceClassification", "mpnet": "MPNetForSequenceClassification"}
 
 
@@ -61,8 +61,9 @@ def load_finetuned(folder: str | Path) -> tuple[FineTuned, Model, dict[str, Any]
             folder, f"no {FACTS} or {HEAD} ({type(error).__name__})", "a model saved by `latemask finetune --save`"
         ) from None
     model = Model.load(folder)
-    net = FineTuned(model.encoder, kind, len(labels), 0.0, model.type_token())
-    checkpoint.load_strictly(net.head or torch.nn.Module(), head, folder / HEAD)
+    net = FineTuned(model.encoder, facts["task"]["kind"], len(facts["labels"]), 0.0, model.type_token())
+    if net.head is not None:
+        checkpoint.load_strictly(net.head, head, folder / HEAD)
     return net.eval(), model, facts
 
 
