@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from latemask.downstream.finetune import Model
 from latemask.downstream.heads import FineTuned
 from latemask.downstream.problem import Problem
-from latemask.downstream.tasks import GLUE, Task
+from latemask.downstream.tasks import GLUE, Kind, Task
 from latemask.errors import Refusal
+from latemask.fields import require, typed
 from latemask.hf import stock
 from latemask.hf.loading import Source, TransformersEncoder
 from latemask.hf.tokenization import write_tokenizer
@@ -29,6 +31,17 @@ from latemask.writing import written_aside
 
 HEAD, FACTS = "head.safetensors", "finetuned.json"
 STOCK = {"roberta": "RobertaForSequenceClassification", "mpnet": "MPNetForSequenceClassification"}
+
+
+@dataclasses.dataclass(frozen=True)
+class _Held:
+    """Of a task, what is saved with the model."""
+
+    name: str
+    kind: Kind
+    texts: tuple[str, ...]
+    label: str
+    metrics: tuple[str, ...]
 
 
 def save_finetuned(net: FineTuned, model: Model, problem: Problem, result: dict[str, Any], out: Path) -> None:
@@ -51,19 +64,29 @@ def save_finetuned(net: FineTuned, model: Model, problem: Problem, result: dict[
 
 
 def load_finetuned(folder: str | Path) -> tuple[FineTuned, Model, dict[str, Any]]:
-    """Network in evaluation mode, the model it was made of, and what ``finetuned.json`` says."""
-    folder = Path(folder)
+    """Network in evaluation mode, the model it was made of, and what ``finetuned.json`` says.
+
+    Raises ``Refusal`` for a broken or missing file, a field that is missing or ill-typed, and where a weight of encoder
+    or head is missing, unexpected or of another shape.
+    """
+    folder, where = Path(folder), str(Path(folder) / FACTS)
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
         head = load_file(folder / HEAD)
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise Refusal(
             folder, f"no {FACTS} or {HEAD} ({type(error).__name__})", "a model saved by `latemask finetune --save`"
         ) from None
+    require(isinstance(facts, dict), where, type(facts).__name__, "a JSON object")
+    for name in ("task", "labels", "centre", "spread"):
+        require(name in facts, f"{where}: {name}", None, "this field")
+    kind = typed(_Held, facts["task"], f"{where}: task").kind
+    labels = typed(tuple[str, ...], facts["labels"], f"{where}: labels")
+    for name in ("centre", "spread"):
+        typed(float, facts[name], f"{where}: {name}")
     model = Model.load(folder)
-    net = FineTuned(model.encoder, facts["task"]["kind"], len(facts["labels"]), 0.0, model.type_token())
-    if net.head is not None:
-        checkpoint.load_strictly(net.head, head, folder / HEAD)
+    net = FineTuned(model.encoder, kind, len(labels), 0.0, model.type_token())
+    checkpoint.load_strictly(net.head or torch.nn.Module(), head, folder / HEAD)
     return net.eval(), model, facts
 
 
