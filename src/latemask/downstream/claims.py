@@ -1,9 +1,10 @@
 """A folder is the queue: one JSON for each point that is done, one claim for each that somebody is at. No torch.
 
 Any number of processes, on any machines that share the folder, take points from it; each is done once. A claim is a
-file made with O_EXCL, ``NAME.claim-0``. Its owner touches it every 20 seconds; where that has stopped for five minutes,
-or the owner is known to be dead (same machine, same process namespace), the next claim ``NAME.claim-1`` may be made: of
-all who see the stale one, one makes it. A result is written aside, synced and renamed; then its claims are deleted.
+file that only one of them can make, ``NAME.claim-0``. Its owner touches it every 20 seconds; where that has stopped for
+five minutes, or the owner is known to be dead (same machine, same process namespace), the next claim ``NAME.claim-1``
+may be made: of all who see the stale one, one makes it. A result is written aside, synced and renamed; then its claims
+are deleted.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def claimed(folder: Path, name: str) -> Iterator[bool]:
         stop.set()
         toucher.join()
         done = is_done(folder, name)
-        for held in _claims(folder, name) if done else [claim]:
+        for held in folder.glob(f"{_escaped(name)}.claim-*") if done else [claim]:
             held.unlink(missing_ok=True)
 
 
@@ -91,12 +92,14 @@ def _take(folder: Path, name: str) -> Path | None:
         return None
     number = int(claims[-1].name.rpartition("-")[2]) + 1 if claims else 0
     path = folder / f"{name}.claim-{number}"
+    aside = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}")
     try:
-        handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        aside.write_text(json.dumps(_identity(os.getpid())))
+        os.link(aside, path)  # whole or not there, and only one process succeeds
     except FileExistsError:
         return None
-    with os.fdopen(handle, "w") as file:
-        json.dump(_identity(os.getpid()), file)
+    finally:
+        aside.unlink(missing_ok=True)
     return path
 
 
@@ -117,10 +120,10 @@ def _is_stale(claim: Path) -> bool:
 
 def _now(folder: Path) -> float:
     """The time of the file system, which is what claims are dated by, also where machines' clocks differ."""
-    with tempfile.NamedTemporaryFile(prefix=".clock-", dir=folder) as probe:
+    with tempfile.TemporaryFile(dir=folder) as probe:
         probe.write(b"0")
         probe.flush()
-        return os.stat(probe.name).st_mtime
+        return os.fstat(probe.fileno()).st_mtime
 
 
 def _identity(process: int) -> dict[str, Any]:
