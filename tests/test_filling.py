@@ -76,8 +76,8 @@ def test_a_full_text_is_filled_as_the_reference_fills_it(system):
     order = torch.cat([torch.arange(batch.n_visible).expand(batch.rows, -1), ascending], 1)
     ids, positions, document = (part.gather(1, order) for part in (batch.ids, batch.positions, batch.document))
     seats = positions if run.masking.aligned else batch.seats
-    ordered = replace(batch, ids=ids, positions=positions, document=document, seats=seats)
-    wanted = reference.losses(run, model.state_dict(), ordered)
+    ordered = replace(batch, ids=ids, positions=positions, document=document, seats=seats, n_unpredicted=0)
+    wanted = reference.losses(with_masking(run, predicted_share=1.0), model.state_dict(), ordered)
     logits = MaskedModel(model)(in_place(batch, run.shape.specials.mask))
     found = F.cross_entropy(logits, ordered.targets.flatten(), reduction="none").view_as(wanted)
     torch.testing.assert_close(found, wanted, **EXACT)
