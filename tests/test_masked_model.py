@@ -39,7 +39,7 @@ def as_shown(batch: Batch, mask: int) -> Batch:
 def test_logits_at_masks_give_the_losses_of_pretraining(system):
     run = small(system)
     model, mask = pretrainer_of(run).eval(), run.shape.specials.mask
-    batch = replace(as_shown(batch_of(run), mask), n_unpredicted=0)
+    batch = dataclasses.replace(as_shown(batch_of(run), mask), n_unpredicted=0)
     ids = in_place(batch, mask)
     with torch.no_grad():
         logits = MaskedModel(model)(ids)
