@@ -127,6 +127,21 @@ def test_help_of_a_recipe_shows_its_numbers_and_the_docstrings(capsys):
     assert "--training.batch-rows INT Rows per update, over all processes. (default: 128)" in text
 
 
+@pytest.mark.parametrize("command", ["tokenizer", "prepare", "report", "doctor", "sweep", "pretrain", "fill",
+                                     "finetune", "evaluate", "cost", "plan"])  # fmt: skip
+def test_no_help_shows_an_empty_default(command, capsys):
+    with pytest.raises(SystemExit):
+        command_line.dispatch([command, *(["mae_lm_tiny"] if command == "sweep" else []), "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "(default: )" not in said
+    assert "(default: " in said or "(required)" in said
+    with pytest.raises(SystemExit):
+        overridden("mae_lm_tiny", "--help")
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "(default: )" not in said
+    assert "(default: none)" in said
+
+
 def test_positional_fields_and_switches():
     @dataclass(frozen=True)
     class Options:
@@ -219,7 +234,7 @@ def test_resume_reads_the_runs_own_settings(tmp_path):
     narrow = {"shape.width": 16, "shape.heads": 2, "shape.depth": 1, "training.steps": 77}
     saved = replace(recipe("mlm_tiny"), narrow)
     for step in (0, 9):
-        checkpoint.write(tmp_path, saved, checkpoint.State(updates=step), Pretrainer(saved), {}, b"{}")
+        checkpoint.write(tmp_path, saved, checkpoint.State(updates=step), Pretrainer(saved).state_dict(), {}, b"{}")
     newest = tmp_path / "step-0000009" / "run.json"
     for damaged in ("{", newest.read_text().replace('"depth": 1', '"depth": 2'), "[" * 100_000):
         assert pretrain.read(["--resume", str(tmp_path)])[1] is None
@@ -281,3 +296,16 @@ def test_sigterm_before_training_begins_asks_to_be_queued_again(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (75, "")
+
+
+def test_doctor_says_which_kernels_run_and_why_not(monkeypatch):
+    import torch
+
+    from latemask.cli.doctor import kernels
+
+    found = kernels(torch.device("cpu"))
+    assert len(found) == 3
+    assert {(used, "cpu" in why, "instead: " in why) for _, used, why in found} == {("no", True, True)}
+    assert any("relative attention" in name for name, _, _ in found)
+    monkeypatch.setattr("latemask.kernels.relative_attention.INTERPRETED", True)
+    assert [used for _, used, _ in kernels(torch.device("cpu"))] == ["yes", "no", "no"], "what the run itself would ask"

@@ -389,3 +389,16 @@ def test_a_folder_below_that_cannot_be_read_is_refused_and_not_left_out(tmp_path
     monkeypatch.setattr(os, "scandir", denied)
     with pytest.raises(Refusal, match=r"locked: found Permission denied; wanted a readable folder"):
         find([tmp_path])
+
+
+def test_files_of_a_folder_that_are_left_out_are_counted_and_named(tmp_path, capsys):
+    (tmp_path / "below").mkdir()
+    for name in ("a.txt", "below/b.md", "c.html", "d", "e.doc", ".hidden"):
+        (tmp_path / name).write_text("some text")
+    assert [file.path for file in find([tmp_path])] == [str(tmp_path / "a.txt")]
+    said = capsys.readouterr().err
+    assert "left out 4 files" in said
+    assert "(below/b.md, c.html, d, ...)" in said
+    (tmp_path / "a.txt").unlink()
+    with pytest.raises(Refusal, match=r"4 files whose names tell no format \(below/b.md, c.html"):
+        find([tmp_path])

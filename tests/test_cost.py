@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from latemask import recipes
+from latemask import cards, recipes
 from latemask.batch import Batch
 from latemask.cards import card, card_of_device
 from latemask.cli.cost import run_cost
@@ -295,3 +295,12 @@ def test_any_field_of_the_recipe_can_be_changed(capsys):
     assert f"{changed.plain_ratio:.1%}" in said
     with pytest.raises(Refusal, match="no recipe"):
         run_cost([])
+
+
+def test_the_size_to_begin_with_follows_from_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(cards.sys, "platform", "linux")
+    monkeypatch.setattr(cards, "DRIVERS", (str(tmp_path / "none"),))
+    assert (cards.has_gpu(), cards.size_for_here()) == (False, "tiny")
+    (tmp_path / "driver").touch()
+    monkeypatch.setattr(cards, "DRIVERS", (str(tmp_path / "none"), str(tmp_path / "driver")))
+    assert (cards.has_gpu(), cards.size_for_here()) == (True, "small")

@@ -37,6 +37,7 @@ from latemask.hf.exporting import export
 from latemask.hf.filling import Guess, fill
 from latemask.hf.loading import load_encoder, load_masked_model, load_tokenizer_of
 from latemask.hf.vectors import framed
+from latemask.recipes import recipe
 from latemask.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from samples import small, with_shape
 from trained import TEXT, byte_level, character_level, write_run
@@ -67,9 +68,9 @@ def exported(folder: Path, run: Run, kind="encoder", tokenizer: Tokenizer | None
 
 
 JOURNAL = [
-    {"kind": "train", "step": 10, "tokens": 11_000, "seconds": 900.0},
+    {"kind": "train", "step": 10, "tokens": 11_000, "seconds": 900.0, "loss": 4.0},
     {"kind": "validation", "step": 20, "loss": 3.21, "rate": 0.15, "rows": 4},
-    {"kind": "train", "step": 20, "tokens": 22_000, "seconds": 1800.0},
+    {"kind": "train", "step": 20, "tokens": 22_000, "seconds": 1800.0, "loss": 3.5},
     {"kind": "validation", "step": 30, "loss": 1.0, "rate": 0.15, "rows": 4},
 ]
 
@@ -121,6 +122,7 @@ def test_a_classifier_grows_on_an_encoder(encoder):
 
 def test_the_card_has_the_run_s_numbers_and_no_license(encoder):
     card = (encoder / "README.md").read_text()
+    assert 'SentenceTransformer("path/to/this/folder").encode(' in card
     assert card.startswith("---\nlibrary_name: transformers\npipeline_tag: feature-extraction\ntags:\n- latemask\n")
     assert "license" not in card
     for fact in ("| 22,000 |", "| 20 of", "3.2100 nats", "| 0.50 h |", "mae_lm_tiny", "has never seen `<mask>`"):
@@ -156,7 +158,7 @@ def test_an_encoder_never_fills_masks_in_silence(encoder, caplog):
     with library_warnings(caplog):
         AutoModelForMaskedLM.from_pretrained(encoder)
     assert "lm_head.dense.weight" in caplog.text
-    with pytest.raises(Refusal, match="lm_head"):
+    with pytest.raises(Refusal, match="an encoder alone"):
         load_masked_model(encoder)
 
 
@@ -287,7 +289,7 @@ def test_an_encoder_that_no_stock_class_computes_brings_its_code(run, tmp_path):
     assert config["architectures"] == ["LatemaskModel"]
     assert "AutoModelForMaskedLM" not in config["auto_map"]
     assert type(load_encoder(folder).model).__name__ == "LatemaskModel"
-    with pytest.raises(Refusal, match="missing"):
+    with pytest.raises(Refusal, match="LatemaskModel, an encoder alone"):
         load_masked_model(folder)
 
 
@@ -377,3 +379,30 @@ def test_what_is_there_is_kept_unless_it_is_an_export(encoder, tmp_path):
     write_run(tmp_path / "bart", small("decoder_causal_cross"), byte_level())
     with pytest.raises(Refusal, match="rewrites"):
         export(tmp_path / "bart", tmp_path / "out", kind="masked-lm")
+
+
+def test_export_says_what_it_is_doing_before_it_waits(tmp_path, monkeypatch, capsys):
+    from latemask.hf import ExportOptions, exporting, run_export
+
+    def exported(model, out, **options):
+        told.append(capsys.readouterr().out)
+        raise Refusal(model, "enough", "no more")
+
+    told: list[str] = []
+    monkeypatch.setattr(exporting, "export", exported)
+    with pytest.raises(Refusal, match="enough"):
+        run_export(ExportOptions("runs/x", str(tmp_path / "out")))
+    assert "fresh process" in told[0]
+    assert str(tmp_path / "out") in told[0]
+
+
+def test_a_journal_line_made_by_hand_is_named_by_the_card(tmp_path):
+    from latemask.hf.card import numbers
+
+    step = tmp_path / "step-0000003"
+    line = {"kind": "train", "step": 3, "seconds": 1.0, "loss": 2.0}
+    (tmp_path / "journal.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(Refusal, match="line 1, of kind train, without tokens"):
+        numbers(step, recipe("mlm_tiny"))
+    (tmp_path / "journal.jsonl").write_text('{"kind": "validation", "step": 3, "loss": 2.5}\n')
+    assert ("validation loss", "2.5000 nats per masked token (step 3)") in numbers(step, recipe("mlm_tiny"))

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from latemask.config import Shape, Specials
 from latemask.errors import Refusal
-from latemask.hf import stock
+from latemask.hf import loading, stock
 from latemask.hf.filling import Guess, fill, masked_ids, ties_spaces
 from latemask.hf.loading import (
     TransformersEncoder,
@@ -386,3 +387,23 @@ def test_recipes_of_the_papers_find_their_class():
     assert stock.is_plain_mlm(recipe("mlm_base"))
     assert stock.is_plain_mlm(recipe("mlm_80_10_10_base"))
     assert not any(stock.is_plain_mlm(recipe(f"{name}_base")) for name in ("three_ml", "mae_lm", "delta", "gradual"))
+
+
+def test_a_name_that_is_no_folder_is_tried_at_the_hub_once(monkeypatch):
+    """Without a network: one attempt for all files, then the cache alone, and both readings in the message."""
+    attempts = []
+
+    def unreachable(url: str, **options: object) -> None:
+        attempts.append(url)
+        raise ConnectionError("no route")
+
+    loading._hub_answers.cache_clear()
+    monkeypatch.setattr(loading, "get_session", lambda: SimpleNamespace(head=unreachable))
+    try:
+        for load in (load_encoder, load_masked_model, load_tokenizer_of):
+            with pytest.raises(Refusal, match=r"no such folder, nor .*hub cannot be reached"):
+                load("no-such-folder-here")
+        assert len(attempts) == 1
+        assert loading._options("no-such-folder-here")["local_files_only"]
+    finally:
+        loading._hub_answers.cache_clear()

@@ -70,3 +70,11 @@ def test_bad_options_are_refused_by_name(where, given):
     with pytest.raises(Refusal) as refused:
         plan(PlanOptions(**({"tokens": 1e9, "gpu_hours": 1} | given)))
     assert refused.value.where == where
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), float("-inf"), 1e300, -1.0, 0.0])
+def test_budgets_that_cannot_be_are_refused_by_name(number):
+    for field, options in (("--tokens", (number, 40.0)), ("--gpu-hours", (2e9, number))):
+        with pytest.raises(Refusal) as refused:
+            PlanOptions(*options)
+        assert refused.value.where == field

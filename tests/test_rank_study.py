@@ -152,7 +152,7 @@ def folder(tmp_path_factory) -> Path:
 def save_run(folder: Path, run: Run) -> Path:
     torch.manual_seed(0)
     tokenizer = (folder.parent / "tok" / "tokenizer.json").read_bytes()
-    checkpoint.write(folder, run, checkpoint.State(updates=3), Pretrainer(run), {}, tokenizer)
+    checkpoint.write(folder, run, checkpoint.State(updates=3), Pretrainer(run).state_dict(), {}, tokenizer)
     return folder
 
 
@@ -179,6 +179,7 @@ def test_a_run_on_its_own_data(folder, capsys):
     for figure in ("rank-by-layer.svg", "rank-of-masks.svg"):
         assert (model / figure).read_text().startswith("<svg")
     said = capsys.readouterr().out
+    assert "in parentheses: " in said
     assert "special tokens left out" in said
     counted = rank_study(Sample(str(model), str(folder / "data"), tokens=1600, specials="in", device="cpu"))
     assert counted["layers"][0]["clean_input"]["vectors"] == rows * 32

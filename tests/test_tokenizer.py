@@ -437,3 +437,16 @@ def test_a_unigram_that_knows_no_unknown_is_refused():
     scores = [*((name, 0.0) for name in SPECIAL_TOKENS), ("a", -1.0)]
     with pytest.raises(Refusal, match="a Unigram model without unk_id"):
         Tokenizer(tokenizers.Tokenizer(models.Unigram(scores, None, False)))
+
+
+def test_a_tokenizer_that_gives_other_ids_each_time_is_refused(tmp_path):
+    from trained import byte_level
+
+    whole = json.loads(byte_level().library.to_str())
+    whole["model"]["dropout"] = 0.1
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    with pytest.raises(Refusal, match=r"tokenizer.json: found a BPE model with a dropout of 0.1"):
+        load_tokenizer(tmp_path)
+    whole["model"]["dropout"] = 0.0
+    (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
+    assert load_tokenizer(tmp_path).vocabulary == byte_level().vocabulary

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 from latemask.errors import Refusal
 
@@ -54,3 +58,18 @@ def card_of_device(device_name: str) -> Card | None:
 
 def _squeezed(name: str) -> str:
     return re.sub(r"[\s_-]", "", name.lower())
+
+
+DRIVERS = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
+"""What the drivers of NVIDIA's GPUs (on Linux, under Windows) and AMD's leave in a machine that has one."""
+
+
+def has_gpu() -> bool:
+    """Whether this machine seems to have a GPU, judged by its drivers, without torch."""
+    is_apple = sys.platform == "darwin" and platform.machine() == "arm64"
+    return is_apple or any(Path(driver).exists() for driver in DRIVERS)
+
+
+def size_for_here() -> Literal["small", "tiny"]:
+    """The size of recipe to begin with: what this machine trains in hours, not weeks."""
+    return "small" if has_gpu() else "tiny"

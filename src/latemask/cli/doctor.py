@@ -19,6 +19,7 @@ from latemask.batch import Batch
 from latemask.config import Run
 from latemask.errors import Refusal
 from latemask.feed.masking import lay_out
+from latemask.kernels import HAS_TRITON, linear_cross_entropy, relative_attention
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
 from latemask.text.store import open_store
@@ -42,6 +43,7 @@ def run_doctor(options: DoctorOptions) -> None:
         return
     device = pick_device()
     console.table("Machine", ("what", "found"), machine(device))
+    console.table("Kernels that a run takes here", ("kernel", "used", "why, and what runs instead"), kernels(device))
     checks = self_test(device)
     console.table("Self-test: MLM and MAE-LM, one forward and backward pass each", ("check", "found", "wanted", ""),
                   [(c.name, c.found, c.wanted, "ok" if c.holds else "FAILED") for c in checks])  # fmt: skip
@@ -88,6 +90,27 @@ def machine(device: torch.device) -> list[tuple[str, str]]:
         ("attention kernels allowed", ", ".join(attention_kernels(device))),
     ]
     return rows
+
+
+def kernels(device: torch.device) -> list[tuple[str, str, str]]:
+    """Each kernel of latemask's own: its name, whether a run with the default settings takes it, and why not."""
+    kind, dtype = ("bf16", torch.bfloat16) if device.type == "cuda" else ("fp32", torch.float32)
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        kind, dtype = "fp32", torch.float32
+    why = f"a GPU of the CUDA kind is wanted, this runs on {device.type}" if device.type != "cuda" else (
+        "Triton is not installed" if not HAS_TRITON else f"{kind} on {torch.cuda.get_device_name(device)}")  # fmt: skip
+    shape = recipe("mae_lm_base").shape
+    found = (
+        ("relative attention (Triton)", relative_attention.is_supported(device, dtype, shape.width // shape.heads),
+         "heads 16, 32, 64 or 128 wide", "torch's attention with the bias written out, a row of it for every row"),
+        ("cross-entropy of the head (Triton)",
+         linear_cross_entropy.is_supported(torch.empty(0, dtype=dtype, device=device)), "", "torch's"),
+        ("dropout by a hash (compiled)", device.type == "cuda", "where blocks are compiled", "torch.nn.Dropout"),
+    )  # fmt: skip
+    return [
+        (name, "yes" if used else "no", "; ".join(filter(None, (why, limit if used else f"instead: {instead}"))))
+        for name, used, limit, instead in found
+    ]
 
 
 def attention_kernels(device: torch.device) -> list[str]:

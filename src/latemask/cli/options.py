@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.conf import FlagConversionOff, FlagCreatePairsOff, Positional, Suppress
@@ -73,11 +73,20 @@ def _without_rules(kind: type[Any], marks: dict[str, tuple[Any, ...]]) -> type[A
     """A twin of ``kind`` that holds any value, with tyro's marks on some of its fields."""
     hints = get_type_hints(kind, include_extras=True)
     marked = [
-        (field.name, Annotated[hints[field.name], *marks[field.name]], _same_default(field))
+        (field.name, Annotated[hints[field.name], *every], _same_default(field))
         for field in dataclasses.fields(kind)
-        if field.name in marks
+        if (every := (*marks.get(field.name, ()), *_said_of_nothing(field, hints[field.name])))
     ]
     return _dataclass_from(kind, marked, {"__post_init__": lambda self: None})
+
+
+def _said_of_nothing(field: dataclasses.Field[Any], hint: Any) -> tuple[Any, ...]:
+    """What the help says instead of an empty default."""
+    if field.default in ("", ()):
+        return (tyro.conf.arg(help_behavior_hint="(default: none)"),)
+    plain = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    is_required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    return (tyro.conf.arg(help_behavior_hint="(required)"),) if is_required and get_origin(plain) is tuple else ()
 
 
 def _read_from(instance: Any, kind: type[T]) -> T:
@@ -94,7 +103,8 @@ def _same_default(field: dataclasses.Field[Any]) -> Any:
 def _dataclass_from(kind: type[Any], fields: Sequence[tuple[str, Any, Any]], namespace: dict[str, Any]) -> type[Any]:
     frozen = kind.__dataclass_params__.frozen
     namespace = {"__doc__": kind.__doc__, **namespace}
-    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=frozen, namespace=namespace)
+    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=frozen, kw_only=True,
+                                        namespace=namespace)  # fmt: skip
 
 
 def _tyro(kind: Any, arguments: Sequence[str], prog: str) -> Any:

@@ -26,6 +26,8 @@ MOST_EPOCHS = 40
 TOKENS_PER_PARAMETER = 40
 FEWEST_STEPS = 20_000
 FEWEST_ROWS = 128
+MOST_TOKENS, MOST_GPU_HOURS = 1e15, 1e9
+"""More than all the text and all the cards that there are."""
 
 
 @dataclass
@@ -42,9 +44,12 @@ class PlanOptions:
     """Share of the peak that is reached, counted on the plain objective."""
 
     def __post_init__(self) -> None:
-        for name, number in (("--tokens", self.tokens), ("--gpu-hours", self.gpu_hours)):
-            if not number > 0:
-                raise Refusal(name, f"{number:g}", "more than 0")
+        for name, number, least, most in (
+            ("--tokens", self.tokens, 1, MOST_TOKENS),
+            ("--gpu-hours", self.gpu_hours, 0, MOST_GPU_HOURS),
+        ):
+            if not least <= number <= most or number == 0:
+                raise Refusal(name, f"{number:g}", f"{'1' if least else 'more than 0'} to {most:g}")
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,8 @@ def show(study: dict[str, Any]) -> None:
     last = study["layers"][-1]
     counts = ", ".join(f"{SETS[name]} {last[name]['vectors']:,}" for name in SETS if last[name])
     console.say(f"vectors: {counts}; padding left out, special tokens {study['specials']}")
+    console.say(f"rank: how many directions carry {study['tau']:.0%} of the energy")
+    console.say("in parentheses: the same of the vectors with their mean taken away")
     if any(layer[name] and layer[name]["few_vectors"] for layer in study["layers"] for name in SETS):
         console.say("* more than a tenth of the number of vectors: more tokens would show a higher rank")
     if not study["sees_masks"]:

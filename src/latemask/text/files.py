@@ -45,8 +45,9 @@ class File:
 def find(inputs: Sequence[str | os.PathLike[str]], format: Format | None = None) -> list[File]:
     """The files that ``inputs`` name, in order; inside a folder or a pattern, by name.
 
-    A folder gives all files below it with a known ending. ``format`` is that of standard input and of files whose name
-    does not tell. A file named twice is read once, with a warning. Raises ``Refusal`` for a name that gives no file.
+    A folder gives all files below it with a known ending; the others in it are warned of. ``format`` is that of standard
+    input and of files whose name does not tell. A file named twice is read once, with a warning. Raises ``Refusal`` for
+    a name that gives no file.
     """
     found: dict[str, File] = {}
     for name in (os.fspath(item) for item in inputs):
@@ -70,14 +71,20 @@ def _paths(name: str) -> list[str]:
     if name == STANDARD_INPUT:
         return [name]
     if path.is_dir():
-        paths = []
+        paths, others = [], []
         for folder, folders, names in os.walk(path, onerror=_refuse_unreadable):
             folders[:] = [below for below in folders if not below.startswith(".")]
-            known = (os.path.join(folder, item) for item in names if not item.startswith(".") and _format(item))
-            paths += [item for item in known if os.path.isfile(item)]
+            for item in (os.path.join(folder, item) for item in names if not item.startswith(".")):
+                if os.path.isfile(item):
+                    (paths if _format(item) else others).append(item)
         paths.sort()
+        some = ", ".join(os.path.relpath(item, path) for item in sorted(others)[:3])
+        left = f"{len(others):,} files whose names tell no format ({some}{', ...' if len(others) > 3 else ''})"
         if not paths:
-            raise Refusal(name, "a folder without such a file", f"files ending in {ENDINGS}")
+            found = f"a folder without such a file{f', but {left}' if others else ''}"
+            raise Refusal(name, found, f"files ending in {ENDINGS}")
+        if others:
+            warn(f"{name}: left out {left}; give them by name with --format, or name them {', '.join(SUFFIXES)}")
         return paths
     if path.exists():
         return [name]

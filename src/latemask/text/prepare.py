@@ -22,14 +22,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional
 
+from latemask.cards import size_for_here
 from latemask.console import progress, say, table, warn
 from latemask.errors import Refusal
 from latemask.text.blocks import BLOCK_BYTES, Reading, blocks, estimated_text_bytes
 from latemask.text.corpus import Counts, read_block, refuse_without_text
 from latemask.text.files import File, find
 from latemask.text.tokenizer import Tokenizer, load_tokenizer
-
 from latemask.writing import check_free, written_aside
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -166,10 +167,18 @@ def _check_room(files: list[File], reading: Reading, tokenizer: Tokenizer, total
     needed = tokens * ids.dtype.itemsize
     home = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(home).free
-    say(f"About {total / 1e6:,.0f} MB of text, {tokens / 1e6:,.1f} M tokens, {needed / 1e6:,.0f} MB on disk "
-        f"({free / 1e6:,.0f} MB free)")  # fmt: skip
+    say(
+        f"About {_shown_bytes(total)} of text, {tokens:,} tokens, {_shown_bytes(needed)} on disk ({_shown_bytes(free)} free)"
+    )
     if needed > free:
-        raise Refusal(out, f"{free / 1e6:,.0f} MB free", f"about {needed / 1e6:,.0f} MB", "Take another --out")
+        raise Refusal(out, f"{_shown_bytes(free)} free", f"about {_shown_bytes(needed)}", "Take another --out")
+
+
+def _shown_bytes(size: float) -> str:
+    """A size as people say it: none that is something is shown as nothing."""
+    if size >= 1e7:
+        return f"{size / 1e6:,.0f} MB"
+    return f"{size / 1e6:.1f} MB" if size >= 1e6 else f"{size / 1e3:.1f} kB" if size >= 1e3 else f"{size:,.0f} bytes"
 
 
 def _tasks(files: list[File], sizes: list[int | None], reading: Reading) -> Iterator[Task]:
@@ -331,4 +340,5 @@ def run_prepare(options: PrepareOptions) -> None:
         overwrite=options.overwrite,
     )
     _report(counts, time.monotonic() - begun)
-    say(f"Next: latemask pretrain mae_lm_small --data {shlex.quote(options.out)} --out runs/mae_lm_small")
+    name = f"mae_lm_{size_for_here()}"
+    say(f"Next: latemask pretrain {name} --data {shlex.quote(options.out)} --out runs/{name}")

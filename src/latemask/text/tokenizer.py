@@ -83,6 +83,9 @@ class Tokenizer:
             raise Refusal(where, f"a {model['type']} model without {model['unk_token']} in its vocabulary", "it there")
         if model["type"] == "Unigram" and model["unk_id"] is None:
             raise Refusal(where, "a Unigram model without unk_id", "one, for characters that it does not know")
+        if model.get("dropout"):
+            raise Refusal(where, f"a BPE model with a dropout of {model['dropout']:g}: other ids for a text each time",
+                          "one whose dropout is null")  # fmt: skip
 
     def _name(self, role: str, known: dict[str, int]) -> str | None:
         """The token of a role: what the model itself calls unknown, then tokens added as special, then any by name."""
