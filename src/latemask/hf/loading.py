@@ -91,8 +91,9 @@ class TransformersEncoder(_Foreign):
         return self.model(**self.inputs(ids, real)).last_hidden_state
 
     def states(self, ids: Int[Tensor, "B N"], real: Bool[Tensor, "B N"] | None = None) -> list[Float[Tensor, "B N D"]]:
-        """Hidden states before the first block and after each block: L + 1 tensors."""
-        return list(self.model(**self.inputs(ids, real), output_hidden_states=True).hidden_states)
+        """Hidden states before the first block and after each block: L + 1 tensors, the last as ``forward`` has it."""
+        output = self.model(**self.inputs(ids, real), output_hidden_states=True)
+        return [*output.hidden_states[:-1], output.last_hidden_state]
 
 
 class TransformersMaskedModel(_Foreign):
