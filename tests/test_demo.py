@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.metadata
 import json
 import math
@@ -14,7 +15,10 @@ import pytest
 import torch
 
 from latemask import demo
+from latemask.cards import size_for_here
 from latemask.errors import Refusal
+from latemask.recipes import recipe
+from latemask.study.cost import cost
 from offline import Offline
 
 
@@ -95,10 +99,43 @@ def test_the_export_is_used_and_the_next_command_printed(made):
         assert cosines == sorted(cosines, reverse=True)
         for near in one["nearest"]:
             assert 6 <= len(near["sentence"].split()) <= 20
-    assert "latemask pretrain mae_lm_small --data" in printed
+    assert f"latemask pretrain mae_lm_{size_for_here()} --data data/en" in printed
     page = (out / "demo.html").read_text()
-    assert "<svg" in page
+    assert page.count("<svg") == 2
     assert "word frequencies alone" in page
+    for one in found["neighbours"]:
+        assert html.escape(one["query"]) in page
+        assert html.escape(one["nearest"][0]["sentence"]) in page
+    for one in found["masked"]:
+        assert html.escape(one["text"]) in page
+        assert html.escape(one["guesses"]) in page
+
+
+def test_percentages_are_explained_beside_those_of_the_recipes(made):
+    _, printed = made
+    for name in demo.SYSTEMS[1:]:
+        assert f"{name} {cost(recipe(name)).executed_ratio:.0%}" in printed
+
+
+def test_a_signal_too_late_for_a_run_ends_the_demo(monkeypatch, tmp_path):
+    from latemask.training import loop
+
+    late = loop.Outcome(tmp_path, "steps", None, was_signalled=True)
+    monkeypatch.setattr(loop, "pretrain", lambda *_, **__: late)
+    with pytest.raises(KeyboardInterrupt):
+        demo.train(recipe("mlm_tiny"), tmp_path)
+
+
+def test_names_of_levels_stand_where_no_curve_is():
+    from latemask.report import plots
+
+    figure = plots.lines({"a": [(0, 3), (1, 1)], "b": [(0, 3), (1, 2)]}, "steps", "loss")
+    plots.level(figure, 2.0, "word frequencies alone")
+    figure.canvas.draw()
+    axes, label = figure.axes[0], figure.axes[0].texts[0]
+    assert label.get_window_extent().x0 >= axes.get_window_extent().x1
+    assert label.get_window_extent().x1 <= figure.bbox.x1
+    plots.plt.close(figure)
 
 
 def test_whitening_makes_every_direction_count_alike():

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latemask import console
+from latemask.cards import has_gpu, size_for_here
 from latemask.config import Run, replace
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
@@ -28,6 +29,7 @@ from latemask.writing import write_json, write_whole
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from latemask.report.tables import Drawing, Table
     from latemask.text.store import TokenStore
     from latemask.text.tokenizer import Tokenizer
 
@@ -111,9 +113,9 @@ def run_demo(options: DemoOptions) -> None:
     for run in runs.values():
         train(timed(run, steps), out)
     heading(3, "how they compare on held-out text")
-    found = compare(runs, store, out)
+    found, parts = compare(runs, store, out)
     heading(4, "MAE-LM's encoder, exported, loaded by transformers and used")
-    found["neighbours"] = use(store, corpus, out)
+    found |= use(store, corpus, out)
     found |= {
         "corpus": corpus.description,
         "steps": steps,
@@ -121,6 +123,7 @@ def run_demo(options: DemoOptions) -> None:
         "versions": {"latemask": importlib.metadata.version("latemask"), "python": platform.python_version()},
     }
     write_json(out / "demo.json", found)
+    write_page(out, found, parts)
     closing(out, found["seconds"])
 
 
@@ -224,33 +227,34 @@ def train(run: Run, out: Path) -> None:
     from latemask.training.loop import pretrain
 
     outcome = pretrain(run, out / "data", out / "runs" / run.recipe, overwrite=True)
-    if outcome.reason == "signal":
+    if outcome.was_signalled:
         raise KeyboardInterrupt
 
 
-def compare(runs: dict[str, Run], store: TokenStore, out: Path) -> dict[str, Any]:
-    """Print the table, write it with the figure, and return its numbers."""
+def compare(runs: dict[str, Run], store: TokenStore, out: Path) -> tuple[dict[str, Any], list[Table | Drawing]]:
+    """Print the table; its numbers, and table and figures for the page."""
     from latemask.report import plots
-    from latemask.report.page import html_page
-    from latemask.report.tables import Table
+    from latemask.report.tables import Drawing, Table
+    from latemask.study.cost import cost
     from latemask.study.passes import Sample
     from latemask.study.rank_study import rank_study
     from latemask.training import journal
 
     mlm_flops = flops_per_token(runs[SYSTEMS[0]]).executed
-    journals, systems = {}, {}
+    journals, systems, studies = {}, {}, []
     for name, run in runs.items():
         folder = out / "runs" / name
         journals[name] = journal.read(folder / "journal.jsonl")
         validations = [line["loss"] for line in journals[name] if line["kind"] == "validation"]
         sample = Sample(str(folder), str(out / "data"), tokens=RANK_TOKENS, rate=RATE)
+        studies.append(rank_study(sample) | {"name": name})
         systems[name] = {
             "masked_in_training": run.masking.rate,
             "loss": validations[-1],
             "loss_untrained": validations[0],
             "seconds": journals[name][-1]["seconds"],
             "flops_beside_mlm": flops_per_token(run).executed / mlm_flops,
-            "effective_rank": rank_study(sample)["layers"][-1]["clean_input"]["rank"],
+            "effective_rank": studies[-1]["layers"][-1]["clean_input"]["rank"],
         }
     frequencies = frequency_loss(store, runs[SYSTEMS[0]])
     untrained = systems[SYSTEMS[0]]["loss_untrained"]
@@ -263,24 +267,36 @@ def compare(runs: dict[str, Run], store: TokenStore, out: Path) -> dict[str, Any
         *((name, f"{one['masked_in_training']:.0%}", f"{one['loss']:.3f}", f"{one['seconds']:.0f}",
            f"{one['flops_beside_mlm']:.0%}", str(one["effective_rank"])) for name, one in systems.items()),
     ]  # fmt: skip
+    shape = runs[SYSTEMS[0]].shape
+    as_listed = ", ".join(f"{name} {cost(recipe(name)).executed_ratio:.0%}" for name in SYSTEMS[1:])
     note = (
         "Loss: nats per masked token of held-out text, the same masks for all; "
         f"ln {store.vocabulary:,} = {math.log(store.vocabulary):.3f}. "
+        f"FLOPs: executed per token at the demo's shape, {shape.depth} blocks and rows of {shape.row_tokens} tokens, "
+        f"where one block of decoder weighs more than in the recipes as they stand ({as_listed}: latemask recipes). "
         "Rank: directions that carry 90 % of the last layer's energy on clean text."
     )
     console.table("", columns, rows)
     console.say(note)
     figure = plots.losses(journals)
-    for level, label in ((frequencies, "word frequencies alone"), (untrained, "untrained")):
-        figure.axes[0].axhline(level, color="#555555", linewidth=0.8)
-        figure.axes[0].annotate(label, (1, level), xytext=(-2, 3), textcoords="offset points", color="#555555",
-                                xycoords=("axes fraction", "data"), ha="right")  # fmt: skip
+    plots.level(figure, frequencies, "word frequencies alone")
+    plots.level(figure, untrained, "untrained")
     drawn = plots.svg(figure)
     write_whole(out / "demo.svg", drawn)
-    write_whole(
-        out / "demo.html", html_page("latemask demo", [Table("Held-out text", columns, tuple(rows), note)], [drawn])
-    )
-    return {"rate": RATE, "vocabulary": store.vocabulary, "loss_of_word_frequencies": frequencies, "systems": systems}
+    ranks = plots.svg(plots.ranks_of_set(studies, "clean_input"))
+    parts = [
+        Table("Held-out text", columns, tuple(rows), note),
+        Drawing("loss", "Loss on held-out text", drawn, "Below word frequencies an encoder has begun to read context."),
+        Drawing("rank", "Directions in use", ranks, "Effective rank of clean text's vectors, layer by layer (MAE-LM "
+                "Figure 1): an encoder that was shown [MASK] keeps directions for it."),
+    ]  # fmt: skip
+    numbers = {
+        "rate": RATE,
+        "vocabulary": store.vocabulary,
+        "loss_of_word_frequencies": frequencies,
+        "systems": systems,
+    }
+    return numbers, parts
 
 
 def frequency_loss(store: TokenStore, run: Run) -> float:
@@ -297,8 +313,9 @@ def frequency_loss(store: TokenStore, run: Run) -> float:
     return float(-np.log(counts[targets] / counts.sum()).mean())
 
 
-def use(store: TokenStore, corpus: Corpus, out: Path) -> list[dict[str, Any]]:
-    """Export MAE-LM's encoder, load the export with transformers, print and return the sentences nearest to queries."""
+def use(store: TokenStore, corpus: Corpus, out: Path) -> dict[str, Any]:
+    """Export MAE-LM's encoder, load the export with transformers, print and return what fills masks and the sentences
+    nearest to queries."""
     from latemask.hf import encode, export, fill
     from latemask.text.tokenizer import load_tokenizer
 
@@ -310,10 +327,13 @@ def use(store: TokenStore, corpus: Corpus, out: Path) -> list[dict[str, Any]]:
     count = len(corpus.queries)
     vectors = whitened(encode([*corpus.queries, *sentences], folder), count)
     closeness = vectors[:count] @ vectors[count:].T
+    filled: list[dict[str, str]] = []
     console.say("\nwhat encoder and decoder put behind a mask:")
     for text in corpus.masked:
         guesses = fill(text, out / "runs" / SYSTEMS[-1], NEIGHBOURS)[0]
-        console.say(f"  {text:<36}" + ", ".join(f"{one.token.strip()} {one.probability:.0%}" for one in guesses))
+        shown = ", ".join(f"{one.token.strip()} {one.probability:.0%}" for one in guesses)
+        filled.append({"text": text, "guesses": shown})
+        console.say(f"  {text:<36}{shown}")
     found = []
     for query, row in zip(corpus.queries, closeness, strict=True):
         best = row.topk(min(NEIGHBOURS, len(sentences)))
@@ -323,7 +343,28 @@ def use(store: TokenStore, corpus: Corpus, out: Path) -> list[dict[str, Any]]:
         console.say(f"\nnearest of {len(sentences):,} held-out sentences to: {query}")
         for one in near:
             console.say(f"  {one['cosine']:.2f}  {one['sentence']}")
-    return found
+    return {"masked": filled, "neighbours": found}
+
+
+def write_page(out: Path, found: dict[str, Any], parts: Sequence[Table | Drawing]) -> None:
+    """``demo.html``: what the demo found, for somebody who was not there."""
+    from latemask.report.page import html_page
+    from latemask.report.tables import Table
+
+    filled = Table("What stands behind a mask?", ("text", "most probable tokens, by MAE-LM's encoder and decoder"),
+                   tuple((one["text"], one["guesses"]) for one in found["masked"]))  # fmt: skip
+    nearest = Table("Nearest held-out sentences", ("sentence", "nearest, by the exported encoder", "cosine"),
+                    tuple((one["query"] if not place else "", near["sentence"], near["cosine"])
+                          for one in found["neighbours"] for place, near in enumerate(one["nearest"])),
+                    "Vectors: the mean over a sentence's tokens, whitened. After minutes of training they find words "
+                    "and topics, not yet meaning.")  # fmt: skip
+    lead = (
+        f"Three small text encoders, pretrained on the same rows for the same {found['steps']:,} steps. MLM shows the "
+        "encoder every [MASK]; 3ML (half of the tokens masked) and MAE-LM keep them out of it, and a small decoder "
+        f"that is thrown away fills them in. {found['corpus']} Everything here was made in {found['seconds']:.0f} s by "
+        f"latemask {found['versions']['latemask']}: latemask demo."
+    )
+    write_whole(out / "demo.html", html_page("latemask demo", [*parts, filled, nearest], lead=lead))
 
 
 def whitened(vectors: Tensor, first: int) -> Tensor:
@@ -348,10 +389,13 @@ def held_out_sentences(store: TokenStore, tokenizer: Tokenizer) -> list[str]:
 
 def closing(out: Path, seconds: float) -> None:
     here = shlex.quote(str(out))
+    hardware = (
+        "with one GPU or many" if has_gpu() else "on this machine without a GPU (with one: mae_lm_small, mae_lm_base)"
+    )
     console.say(f"""
-Made in {seconds:.0f} s, all of it in {here}/: demo.html (table and figure), demo.json, runs/, encoder/ (transformers).
+Made in {seconds:.0f} s, all of it in {here}/: demo.html (a page to show), demo.json, runs/, encoder/ (transformers).
 
-On your own text, with one GPU or many:
+On your own text, {hardware}:
   latemask tokenizer my-text/ --out tok
-  latemask prepare my-text/ --tokenizer tok --out data/mine
-  latemask pretrain mae_lm_small --data data/mine --out runs/mae""")
+  latemask prepare my-text/ --tokenizer tok --out data/en
+  latemask pretrain mae_lm_{size_for_here()} --data data/en --out runs/mae""")

@@ -106,15 +106,15 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
     yield from filter(None, [costs.costs_table(journals)])
 
 
-def html_page(title: str, found: Sequence[Part], figures: Sequence[str] = ()) -> str:
-    """The whole page, in the order of ``found``; drawings that follow each other stand side by side. ``figures``: plain
-    ``<svg>`` elements behind the first part."""
-    body, row = [], [f"<figure>{figure}</figure>" for figure in figures]
-    for number, part in enumerate(found):
+def html_page(title: str, found: Sequence[Part], lead: str = "") -> str:
+    """The whole page, in the order of ``found``; drawings that follow each other stand side by side. ``lead``: a first
+    paragraph."""
+    body, row = [f"<p>{html.escape(lead)}</p>"] if lead else [], []
+    for part in found:
         if isinstance(part, Drawing):
             row.append(part.html())
             continue
-        if row and number:
+        if row:
             body.append(_side_by_side(row))
             row = []
         body.append(part.html())

@@ -116,6 +116,15 @@ def losses(journals: Mapping[str, Sequence[Mapping[str, Any]]], against: Against
     return figure
 
 
+def level(figure: Figure, height: float, label: str) -> None:
+    """A level for comparison; its name stands at the right of the axes, where no curve is."""
+    with plt.rc_context(STYLE):
+        axes = figure.axes[0]
+        axes.axhline(height, color="#555555", linewidth=0.8)
+        axes.annotate(label, (1, height), xytext=(4, 0), textcoords="offset points", color="#555555", va="center",
+                      xycoords=("axes fraction", "data"), fontsize=8, annotation_clip=False)  # fmt: skip
+
+
 def _kind_of_loss(journal: Sequence[Mapping[str, Any]]) -> str:
     kinds = [line["kind"] for line in journal]
     return "validation" if kinds.count("validation") > 1 or "train" not in kinds else "train"
