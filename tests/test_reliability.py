@@ -90,9 +90,7 @@ def test_what_is_not_offered_is_an_unknown_flag(flag, value, said, tmp_path):
 def test_raw_text_is_no_data_and_the_command_that_makes_it_is_named(tmp_path):
     (tmp_path / "text.txt").write_text("Some text.\n")
     for data in (tmp_path / "text.txt", tmp_path):
-        with pytest.raises(
-            Refusal, match=r"no store\.json; wanted .*\. Make one: latemask prepare"
-        ):
+        with pytest.raises(Refusal, match=r"no store\.json; wanted .*\. Make one: latemask prepare"):
             pretrain(tiny_run(), data, tmp_path / "out")
 
 

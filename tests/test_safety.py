@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from offline import Offline
+from samples import small
+from trained import byte_level, write_run
 
 PACKAGE = Path(__file__).parents[1] / "src" / "latemask"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -28,6 +30,8 @@ KEYWORDS = {"allow_pickle": False, "shell": False, "trust_remote_code": False}
 """Keywords that must be false wherever they are written, except where it is the user's own word."""
 THE_USERS_WORD = {("hf/fresh.py", "trust_remote_code"): "trust"}
 """The check of an export runs in a process of its own, and runs code only where latemask has just written it."""
+ASKS_THE_HUB = "hf/loading.py"
+"""The one file that may ask the hub whether it is there: where a model is named, and no folder."""
 
 
 def name_of(path: Path) -> str:
@@ -43,6 +47,8 @@ def faults(tree: ast.Module, name: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             imported = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
         for module in imported:
+            if name == ASKS_THE_HUB and module.split(".")[0] == "huggingface_hub":
+                continue
             if {module, module.split(".")[0]} & (LOADERS_OF_CODE | ARCHIVES | NETWORKS):
                 yield f"{name}:{node.lineno} imports {module}"
         if not isinstance(node, ast.Call):
@@ -111,7 +117,8 @@ def test_the_ban_bites_in_children_too(tmp_path):
     program = (
         "import socket, subprocess, sys\n"
         "unix = socket.socketpair(); unix[0].send(b'x')\n"
-        "for reach in (lambda: socket.create_connection(('127.0.0.1', 9)), lambda: socket.getaddrinfo('a.invalid', 80),\n"
+        "for reach in (lambda: socket.create_connection(('127.0.0.1', 9)),\n"
+        "              lambda: socket.getaddrinfo('a.invalid', 80),\n"
         "              lambda: socket.socket().connect(('127.0.0.1', 9)),\n"
         "              lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', 9))):\n"
         "    try: reach()\n"
@@ -123,6 +130,18 @@ def test_the_ban_bites_in_children_too(tmp_path):
     subprocess.run([sys.executable, tmp_path / "program.py"], env=offline.environment, check=True)
     assert len(offline.starts) == 2
     assert len(offline.tries) == 8
+
+
+def test_the_hub_is_asked_where_a_name_is_given_and_not_for_a_folder(tmp_path):
+    offline = Offline(tmp_path / "hook")
+    program = (
+        "import sys\nfrom latemask.errors import Refusal\nfrom latemask.hf import load_encoder\n"
+        "try: load_encoder(sys.argv[1])\nexcept Refusal as refusal: print(refusal)\n"
+    )
+    write_run(tmp_path / "run", small("mlm", positions="absolute"), byte_level())
+    for name, tries in ((str(tmp_path / "run"), False), ("nobody/nothing", True)):
+        subprocess.run([sys.executable, "-c", program, name], env=offline.environment, check=True, capture_output=True)
+        assert bool(offline.tries) == tries
 
 
 @pytest.mark.parametrize("command", [["doctor"], ["recipes"], ["cost", "mae_lm_base"]])
