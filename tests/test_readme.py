@@ -20,6 +20,7 @@ SMALLER = {
     "--vocab-size 32768": "--vocab-size 400",
     "_small ": f"_{TINY} ",
     "_base ": f"_{TINY} ",
+    "mae_lm_tiny --data": f"mae_lm_{TINY} --data",
     "--training.steps 1000": "--training.steps 3",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "latemask rank": "latemask rank --tokens 500",
