@@ -191,8 +191,8 @@ class Trainer:
         tokenizer = (self.store.folder / "tokenizer.json").read_bytes()
         state = replace(self.state, seconds=seconds, micro_rows=self.micro_rows, processes=1)
         ours = self.ours()
-        tensors = optimizer_tensors(ours, make_optimizer(ours, self.run.training))  # its own has other names: not kept
-        folder = checkpoint.write(self.options.out, self.run, state, ours, tensors, tokenizer)
+        tensors = optimizer_tensors(make_optimizer(ours, self.run.training))  # its own has other names: not kept
+        folder = checkpoint.write(self.options.out, self.run, state, ours.state_dict(), tensors, tokenizer)
         book.add("save", step=self.state.updates, folder=folder.name, seconds=seconds)
 
     def _memory(self) -> int | None:

@@ -53,6 +53,12 @@ def test_entries_are_what_their_names_say(size):
     assert ours["mae_lm cross-only"].run.decoder.sublayers == ("cross",)
     assert ours["mae_lm, dropout, relative bias"].run == recipe(f"mae_lm_{size}")
     assert sum(name.startswith("roberta, compiled") for name in entries) == 4
+    with_float8 = {entry.name: entry for entry in entries_of(size, BenchOptions(), compiles=True, has_float8=True)}
+    assert with_float8.keys() - entries.keys() == (set() if size == "tiny" else {"mlm, fp8"})
+    if size != "tiny":
+        training = replace(entries["mlm"].run.training, precision="fp8")
+        assert with_float8["mlm, fp8"] == replace(entries["mlm"], name="mlm, fp8",
+                                                  run=replace(entries["mlm"].run, training=training))  # fmt: skip
     assert not any(entry.is_compiled for entry in entries_of(size, BenchOptions(), compiles=False))
     assert all(entry.peer is None for entry in entries_of(size, BenchOptions(against="none"), compiles=True))
 
@@ -71,6 +77,11 @@ def test_goals_are_ratios_of_time_beside_ratios_of_flops():
     wanted = flops_per_token(mae).executed / flops_per_token(mlm).plain
     assert goals["MAE-LM, 4 self-attention layers: time over plain MLM"].flops == pytest.approx(wanted)
     assert goals["MLM, dropout 0: MFU"].found == pytest.approx(700e3 * flops_per_token(mlm).plain / 989e12)
+    assert goals["MLM, dropout 0, FP8: MFU of the bf16 peak"].found is None
+    speeds["mlm, fp8"] = timed(entries["mlm"], 800e3)
+    for size, goal in (("base", ">= .55"), ("large", ">= .60")):
+        (float8,) = (line for line in goals_of(size, speeds) if "FP8" in line.what)
+        assert (float8.found, float8.goal) == (speeds["mlm, fp8"].plain_mfu, goal)
     assert all(goal.found is None for goal in goals_of("base", {}) + goals_of("large", {}))
 
 
@@ -84,6 +95,16 @@ def loss_of(entry: Entry) -> float:
 def test_plain_mlm_is_mlm():
     entry = Entry("mlm", small("mlm"), 3, is_compiled=False)
     assert loss_of(replace(entry, is_plain=True)) == pytest.approx(loss_of(entry), rel=1e-5)
+
+
+def test_an_entry_in_float8_multiplies_in_it(monkeypatch):
+    multiplied = []
+    monkeypatch.setattr("latemask.training.float8.multiply_in_float8", multiplied.append)
+    for precision in ("bf16", "fp8"):
+        run = small("mlm")
+        run = replace(run, training=replace(run.training, precision=precision))
+        model, _ = bench._ours(Entry("mlm", run, 3, is_compiled=False), batch_of(run, 3), CPU)
+        assert multiplied == ([model] if precision == "fp8" else [])
 
 
 def test_roberta_loses_the_same_with_its_head_on_masked_positions():

@@ -174,7 +174,7 @@ def saved(system: str, folder: Path) -> Path:
     shape = dataclasses.replace(run.shape, vocabulary=load_tokenizer(folder / "tok").vocabulary, row_tokens=32)
     run = dataclasses.replace(run, shape=shape)
     tokenizer = (folder / "tok" / "tokenizer.json").read_bytes()
-    checkpoint.write(folder / system, run, checkpoint.State(updates=1), Pretrainer(run), {}, tokenizer)
+    checkpoint.write(folder / system, run, checkpoint.State(updates=1), Pretrainer(run).state_dict(), {}, tokenizer)
     return folder / system
 
 

@@ -348,7 +348,7 @@ def test_micro_rows_divide_the_batch_unless_that_wastes_half(rows: int, most: in
 def test_micro_rows_are_found_on_a_cpu(data: Path, tmp_path: Path) -> None:
     for batch_rows, row_tokens, found in [(64, 128, 32), (7, 16, 7), (600, 16, 200), (509, 16, 256)]:
         run = replace(tiny_run(), {"shape.row_tokens": row_tokens})
-        assert find_micro_rows(Pretrainer(run), None, batch_rows, nullcontext) == found  # type: ignore[arg-type]
+        assert find_micro_rows(Pretrainer(run), None, batch_rows, nullcontext, ALONE) == found  # type: ignore[arg-type]
     pretrain(with_training(tiny_run(steps=1), micro_rows=None), data, tmp_path / "run")
     assert lines_of(tmp_path / "run", "start")[0]["micro_rows"] == 7
 

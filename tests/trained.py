@@ -41,4 +41,4 @@ def write_run(folder: Path, run: Run, tokenizer: Tokenizer, updates: int = 3, **
     shape = replace(run.shape, vocabulary=tokenizer.vocabulary, specials=tokenizer.specials)
     run = replace(run, shape=shape, training=replace(run.training, **training))
     model, state = pretrainer_of(run).float(), checkpoint.State(updates=updates)
-    return checkpoint.write(folder, run, state, model, {}, tokenizer.library.to_str().encode())
+    return checkpoint.write(folder, run, state, model.state_dict(), {}, tokenizer.library.to_str().encode())

@@ -114,8 +114,8 @@ class Goal:
     flops: float | None = None
 
 
-def entries_of(size: Size, options: BenchOptions, compiles: bool) -> list[Entry]:
-    """Everything to time at a size, in order."""
+def entries_of(size: Size, options: BenchOptions, compiles: bool, has_float8: bool = False) -> list[Entry]:
+    """Everything to time at a size, in order; FP8 where the machine ``has_float8``, at base and large."""
     rows = options.rows or ROWS[size]
 
     def bare(name: str, dropout: float, **changes: Any) -> Run:
@@ -135,6 +135,8 @@ def entries_of(size: Size, options: BenchOptions, compiles: bool) -> list[Entry]
         Entry("mae_lm, dropout", bare("mae_lm", 0.1), rows),
         Entry("mae_lm, dropout, relative bias", recipe(f"mae_lm_{size}"), rows),
     ]
+    if has_float8 and size != "tiny":
+        entries.append(Entry("mlm, fp8", bare("mlm", 0.0, training__precision="fp8"), rows))
     if options.against == "transformers":
         tried = options.peer_rows if compiles else (rows,)
         entries += [Entry("roberta, eager", mlm, min(rows, max(tried)), peer="roberta", is_compiled=False)]
@@ -167,10 +169,11 @@ def goals_of(size: Size, timed: dict[str, Timed]) -> list[Goal]:
         return timed[name].tokens_per_second / max(speeds) if name in timed and speeds else None
 
     compiled = [name for name in timed if name.startswith("roberta, compiled")] or ["roberta, eager"]
-    mfu = timed["mlm"].plain_mfu if "mlm" in timed else None
+    mfu, float8_mfu = (timed[name].plain_mfu if name in timed else None for name in ("mlm", "mlm, fp8"))
     if size == "large":
         return [
             Goal("MLM, dropout 0: MFU", ">= .53", mfu),
+            Goal("MLM, dropout 0, FP8: MFU of the bf16 peak", ">= .60", float8_mfu),
             Goal("3ML_self .5, 2 layers: time over plain MLM", "<= .58", *over("3ml_self .5, 2 layers", "plain mlm")),
             Goal("3ML_self .5, 4 layers: time over plain MLM", "<= .66", *over("3ml_self .5, 4 layers", "plain mlm")),
         ]
@@ -178,6 +181,7 @@ def goals_of(size: Size, timed: dict[str, Timed]) -> list[Goal]:
         Goal("MLM, dropout .1: tokens/s over RoBERTa at its best", ">= 1.8", faster("mlm, dropout", compiled)),
         Goal("the same, RoBERTa's head on masked positions", "", faster("mlm, dropout", ["roberta, head on masked"])),
         Goal("MLM, dropout 0: MFU", ">= .50", mfu),
+        Goal("MLM, dropout 0, FP8: MFU of the bf16 peak", ">= .55", float8_mfu),
         Goal("MAE-LM, 4 self-attention layers: time over plain MLM", "<= 1.05", *over("mae_lm", "plain mlm")),
         Goal("MAE-LM, cross-only decoder: time over plain MLM", "<= .90", *over("mae_lm cross-only", "plain mlm")),
         Goal("3ML_self .5, 2 layers: time over plain MLM", "<= .68", *over("3ml_self .5, 2 layers", "plain mlm")),
@@ -191,12 +195,14 @@ def run_bench(options: BenchOptions) -> None:
     """Print the tables of ``latemask bench``. Raises ``Refusal`` for unknown entries."""
     import torch
 
+    from latemask.training.float8 import is_possible
+
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     size: Size = options.size if options.size != "auto" else "base" if on_gpu else "tiny"
     machine = _machine(device)
     steppers = []
-    for entry in entries_of(size, options, compiles=on_gpu):
+    for entry in entries_of(size, options, compiles=on_gpu, has_float8=is_possible(device)):
         console.say(f"building {entry.name} ({entry.rows} rows)")
         stepper = _built(entry, device)
         if stepper is not None:
@@ -322,6 +328,7 @@ def _ours(entry: Entry, batch: Batch, device: torch.device) -> tuple[nn.Module, 
     from latemask.model.decoders import NoDecoder
     from latemask.model.heads import Prediction
     from latemask.model.pretrainer import Pretrainer
+    from latemask.training.float8 import multiply_in_float8
     from latemask.training.micro import compile_blocks
 
     class PlainNoDecoder(NoDecoder):
@@ -336,6 +343,8 @@ def _ours(entry: Entry, batch: Batch, device: torch.device) -> tuple[nn.Module, 
     if entry.is_plain:
         model.decoder = PlainNoDecoder(entry.run.shape)
     model = model.to(device).train()
+    if entry.run.training.precision == "fp8":
+        multiply_in_float8(model)
     if entry.is_compiled:
         compile_blocks(model)
         dynamo.recompile_limit = 256  # Many models share the code of one Block here.
@@ -394,6 +403,9 @@ def _batch(run: Run, rows: int) -> Batch:
         starts: np.ndarray
         sources: np.ndarray | None = None
         unknown_tokens: int = 0
+
+        def read(self, begins: np.ndarray, length: int) -> np.ndarray:
+            return self.tokens[begins[:, None] + np.arange(length)]
 
     random = np.random.default_rng(0)
     count = run.shape.row_tokens * (rows + 1)

@@ -124,7 +124,12 @@ def resolve(folder: Path | str) -> Path:
 
 
 def write(
-    run_folder: Path, run: Run, state: State, model: Pretrainer, optimizer: dict[str, Tensor], tokenizer: bytes
+    run_folder: Path,
+    run: Run,
+    state: State,
+    weights: dict[str, Tensor],
+    optimizer: dict[str, Tensor],
+    tokenizer: bytes,
 ) -> Path:
     """Write the step folder of ``state.updates``; where it stands, only its state: skipped updates change no tensor.
 
@@ -135,7 +140,7 @@ def write(
         write_whole(final / STATE, _state_text(state, json.loads((final / STATE).read_text())["files"]))
         return final
     with written_aside(final) as aside:
-        encoder, rest = _split(model.state_dict())
+        encoder, rest = _split(weights)
         save_file(encoder, aside / ENCODER)
         save_file(rest, aside / REST)
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in optimizer.items()}, aside / OPTIMIZER)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import datetime
 import os
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
 from latemask.errors import Refusal
 
@@ -59,6 +57,14 @@ class World:
             dist.all_reduce(tensor)
         return tensor
 
+    def least(self, number: int) -> int:
+        """The smallest of all processes' numbers, on every process."""
+        if self.size == 1:
+            return number
+        tensor = torch.tensor(number)
+        dist.all_reduce(tensor, dist.ReduceOp.MIN)
+        return int(tensor)
+
     def wait(self) -> None:
         """Until all processes are here."""
         if self.size > 1:
@@ -76,25 +82,6 @@ def pick_device(local_rank: int = 0) -> torch.device:
     if torch.backends.mps.is_available():
         return torch.device("mps")
     return torch.device("cpu")
-
-
-def averaging(model: nn.Module, world: World) -> nn.Module:
-    """``model``, the gradients of its last backward pass averaged over all processes; to be dismantled at the end."""
-    if world.size == 1:
-        return model
-    ids = [world.device.index] if world.device.type == "cuda" else None
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # broadcast_buffers, from torch 2.13 on
-        return DistributedDataParallel(model, ids, gradient_as_bucket_view=True, broadcast_buffers=False)
-
-
-def dismantle(trained: nn.Module) -> None:
-    """Free what ``averaging`` holds of the process group, before the group is left.
-
-    Were it the last to hold the group, Python would free the group under its global lock and wait for ever for a thread
-    of the group that waits for that lock.
-    """
-    if isinstance(trained, DistributedDataParallel):
-        del trained.logger, trained.reducer
 
 
 @contextmanager

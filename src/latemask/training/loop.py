@@ -13,7 +13,7 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, closing, nullcontext
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -33,7 +33,8 @@ from latemask.model.pretrainer import Pretrainer
 from latemask.text.store import TokenStore, open_store
 from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
-from latemask.training.distributed import World, dismantle, joined_world
+from latemask.training.data_parallel import dismantle, gathered, reducing
+from latemask.training.distributed import World, joined_world
 from latemask.training.guards import locked, refuse_beyond_memory, signals, write_errors_are_refused
 from latemask.training.micro import out_of_memory_is_refused
 from latemask.training.optimizer import Verdict, optimizer_tensors, update
@@ -201,13 +202,16 @@ def _train(
             nonlocal saved
             folder = out / checkpoint.step_name(state.updates)
             with watch.paused():
+                weights, moments = {}, {}
+                if is_new := state != saved:
+                    weights = gathered(model.state_dict(), world)
+                    moments = gathered(optimizer_tensors(parts.optimizer), world)
                 if world.leads:
-                    if is_new := state != saved:
+                    if is_new:
                         now = dataclasses.replace(state, seconds=watch.seconds, loss_sum=float(loss_sum),
                                                   micro_rows=parts.micro_rows, processes=world.size)  # fmt: skip
                         with write_errors_are_refused(folder):
-                            tensors = optimizer_tensors(model, parts.optimizer)
-                            checkpoint.write(out, run, now, model, tensors, tokenizer)
+                            checkpoint.write(out, run, now, weights, moments, tokenizer)
                     checkpoint.prune(out, settings.keep, state.best_step)  # also after a kill between the two
                     if is_new:
                         note("save", folder=folder.name, seconds=watch.seconds)
@@ -360,12 +364,9 @@ def _accumulate(
         if stops(number / len(micro_batches)):
             return None
         torch.manual_seed(noise(settings.seed, DROPOUT, index, world.rank, number))
-        reduces = number == len(micro_batches) - 1
-        trained = parts.trained
-        holds = trained.no_sync() if world.size > 1 and not reduces else nullcontext()  # type: ignore[operator]
-        with holds:
+        with reducing(parts.trained, now=number == len(micro_batches) - 1):
             with parts.precision():
-                loss = trained(batch).mean() * (batch.rows / settings.batch_rows)
+                loss = parts.trained(batch).mean() * (batch.rows / settings.batch_rows)
             (loss * world.size).backward()
         total += loss.detach()
     return world.total(total)

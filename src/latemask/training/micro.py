@@ -11,6 +11,8 @@ from latemask.errors import Refusal
 from latemask.feed.batches import TrainingBatches
 from latemask.model.pretrainer import Pretrainer
 from latemask.model.stack import Block, Door, Stack
+from latemask.training.data_parallel import shard
+from latemask.training.distributed import World
 
 ENOUGH_TOKENS = 65_536
 """More tokens than these in one forward pass no longer make a GPU faster."""
@@ -39,23 +41,24 @@ def recompute_blocks(model: Pretrainer) -> None:
             module.recomputes = True
 
 
-def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, precision: Callable) -> int:
+def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, precision: Callable, world: World) -> int:
     """Rows for one forward pass: a divisor of ``rows`` that fits the device's memory by two measured points at each
-    masking rate of the run.
+    masking rate of the run; where processes have different room, the least of them counts for all.
 
     Raises ``Refusal`` where not even one row fits.
     """
-    device = model.encoder.tokens.weight.device
+    device = world.device
     row_tokens = model.run.shape.row_tokens
     if device.type != "cuda":
         return _divisor(rows, max(1, CPU_TOKENS // row_tokens))
     most = max(1, ENOUGH_TOKENS // row_tokens)
     free, _ = torch.cuda.mem_get_info(device)
-    optimizer_bytes = 12 * sum(parameter.numel() for parameter in model.parameters())  # gradients and two moments
+    moments = sum(8 * shard(parameter).numel() for parameter in model.parameters())
+    optimizer_bytes = moments + sum(4 * parameter.numel() for parameter in model.parameters())  # and gradients, whole
     for index in batches.new_shapes_from(0):
-        small, large = (_step_bytes(model, batches, index, some, precision) for some in (1, min(rows, 4)))
+        small, large = (_step_bytes(model, batches, index, some, precision, device) for some in (1, min(rows, 4)))
         a_row = max((large - small) / max(min(rows, 4) - 1, 1), 1)
-        fits = int((free * MEMORY_SHARE - optimizer_bytes - max(small - a_row, 0)) / a_row)
+        fits = world.least(int((free * MEMORY_SHARE - optimizer_bytes - max(small - a_row, 0)) / a_row))
         if fits < 1:
             wanted = f"{(optimizer_bytes + small) / 1e9:.1f} GB for one row"
             raise Refusal("training.micro_rows", f"{free / 1e9:.1f} GB free on the card", wanted,
@@ -64,8 +67,9 @@ def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, prec
     return _divisor(rows, most)
 
 
-def _step_bytes(model: Pretrainer, batches: TrainingBatches, index: int, rows: int, precision: Callable) -> int:
-    device = model.encoder.tokens.weight.device
+def _step_bytes(
+    model: Pretrainer, batches: TrainingBatches, index: int, rows: int, precision: Callable, device: torch.device
+) -> int:
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     with out_of_memory_is_refused(rows), precision():

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from latemask.config import Training
 from latemask.errors import Refusal
+from latemask.training.data_parallel import like, whole
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -14,8 +15,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 def make_optimizer(model: nn.Module, training: Training) -> torch.optim.AdamW:
     """Decay on matrices and tables; none on biases, LayerNorms and single vectors. Fused: one kernel for all."""
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    decayed = [parameter for _, parameter in named if parameter.ndim >= 2]
-    plain = [parameter for _, parameter in named if parameter.ndim < 2]
+    decayed = [(name, parameter) for name, parameter in named if parameter.ndim >= 2]
+    plain = [(name, parameter) for name, parameter in named if parameter.ndim < 2]
     assert len(decayed) + len(plain) == len({id(parameter) for _, parameter in named})
     groups = [{"params": decayed, "weight_decay": training.weight_decay}, {"params": plain, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas, eps=training.epsilon, fused=True)
@@ -28,7 +29,8 @@ def update(
 
     Nothing here waits for the device: the fused kernel itself reads the flag ``found_inf``.
     """
-    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip_norm if clip_norm is not None else float("inf"))
+    most = clip_norm if clip_norm is not None else float("inf")
+    norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), most))
     skipped = ~(torch.isfinite(norm) & torch.isfinite(loss))
     optimizer.found_inf = skipped.to(torch.float32)  # type: ignore[attr-defined]
     for group in optimizer.param_groups:
@@ -62,11 +64,12 @@ class Verdict:
         return bool(self.host)
 
 
-def optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def optimizer_tensors(optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     """The optimizer's state by parameter name: ``<name>.exp_avg``, ``<name>.exp_avg_sq``, ``<name>.step``."""
     return {
         f"{name}.{key}": value.contiguous()
-        for name, parameter in model.named_parameters()
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["param_names"], group["params"], strict=True)
         for key, value in optimizer.state.get(parameter, {}).items()
     }
 
@@ -85,5 +88,5 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW, tenso
         named = ", ".join(f"{name} {tuple(found[name]) if name in found else 'missing'}" for name in odd[:5])
         raise Refusal("optimizer.safetensors", named, "both moments and the step of every parameter")
     for name, parameter in model.named_parameters():
-        state = {key: tensors[f"{name}.{key}"].to(parameter.device) for key in (*MOMENTS, "step")}
-        optimizer.state[parameter] = state
+        state = {key: like(parameter, tensors[f"{name}.{key}"]) for key in MOMENTS}
+        optimizer.state[parameter] = state | {"step": tensors[f"{name}.step"].to(parameter.device)}

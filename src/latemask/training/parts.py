@@ -19,7 +19,9 @@ from latemask.errors import Refusal
 from latemask.feed.batches import Rows, TrainingBatches
 from latemask.model.pretrainer import Pretrainer
 from latemask.text.store import TokenStore
-from latemask.training.distributed import World, averaging
+from latemask.training.data_parallel import averaging, placed, refuse_uneven
+from latemask.training.distributed import World
+from latemask.training.float8 import check_float8, multiply_in_float8
 from latemask.training.micro import compile_blocks, find_micro_rows, recompute_blocks
 from latemask.training.optimizer import load_optimizer_tensors, make_optimizer
 from latemask.training.validation import Validation
@@ -39,7 +41,7 @@ class Parts:
     validation: Validation | None
     model: Pretrainer
     trained: nn.Module
-    """The model, or its DistributedDataParallel."""
+    """The model, or its DistributedDataParallel; a sharded model is sharded in itself."""
     optimizer: torch.optim.AdamW
     precision: Callable[[], Any]
     is_compiled: bool
@@ -59,11 +61,11 @@ def assemble(
 ) -> Parts:
     """``micro_rows``: the checkpoint's, where as many processes go on with it; a number in the settings comes first."""
     settings, device = run.training, world.device
-    if settings.batch_rows < world.size:
-        raise Refusal(
-            "training.batch_rows", str(settings.batch_rows), f"a row for each of {world.size} processes or more"
-        )
-    model = model.to(device).train()
+    refuse_uneven(settings, world)
+    if settings.precision == "fp8":
+        check_float8(device)
+        multiply_in_float8(model)
+    model = placed(model, world, settings, half=multiplies_in_half(settings.precision, device)).train()
     rows = Rows(store.train, run.shape, run.most_masked_tokens, f"{store.folder} (train)")
     seed = settings.seed if settings.data_seed is None else settings.data_seed
     batches = TrainingBatches(rows, run.masking, settings.batch_rows, seed, run.updates)
@@ -72,7 +74,7 @@ def assemble(
     mine = last_row - first_row
     if settings.recompute:
         recompute_blocks(model)
-    micro_rows = settings.micro_rows or micro_rows or find_micro_rows(model, batches, mine, precision)
+    micro_rows = settings.micro_rows or micro_rows or find_micro_rows(model, batches, mine, precision, world)
     micro_rows = min(micro_rows, mine)
     is_compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
     if is_compiled:
@@ -106,11 +108,16 @@ def facts(parts: Parts, world: World, plain_flops: float, executed_flops: float)
     }
 
 
-def autocast(precision: str, device: torch.device) -> Callable[[], Any]:
+def multiplies_in_half(precision: str, device: torch.device) -> bool:
+    """Whether matrix products are in bfloat16. Raises ``Refusal`` for bf16 on an Apple GPU."""
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bf16" and device.type == "mps":
         raise Refusal("training.precision", "bf16 on an Apple GPU", "fp32 or auto")
-    if precision == "bf16" or (precision == "auto" and has_bf16):
+    return precision in ("bf16", "fp8") or (precision == "auto" and has_bf16)
+
+
+def autocast(precision: str, device: torch.device) -> Callable[[], Any]:
+    if multiplies_in_half(precision, device):
         return lambda: torch.autocast(device.type, torch.bfloat16)
     return nullcontext
 

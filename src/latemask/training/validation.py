@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -25,8 +26,8 @@ class Loss(NamedTuple):
 
 
 class Validation:
-    """The held-out rows of a run, masked at ``training.validation_rate`` (by default the rate that the run begins with),
-    the same throughout; every masked token is predicted."""
+    """The held-out rows of a run, masked at ``training.validation_rate`` (by default the rate that the run begins
+    with), the same throughout; every masked token is predicted."""
 
     def __init__(self, run: Run, store: TokenStore):
         self.rate = run.training.validation_rate or run.masking.rate
@@ -56,12 +57,16 @@ class Validation:
         model.eval()
         sums = torch.zeros(len(self.source_names) + 1, 2, dtype=torch.float64)
         first, last = world.share(len(self))
-        for start in range(first, last, micro_rows):
-            told((start - first) / (last - first))
-            stop = min(start + micro_rows, last)
+        mine = [(start, min(start + micro_rows, last)) for start in range(first, last, micro_rows)]
+        passes = math.ceil(math.ceil(len(self) / world.size) / micro_rows)
+        for number in range(passes):
+            told(number / passes)
+            start, stop = mine[number] if number < len(mine) else [(0, 1), *mine][-1]
             batch = self.batches.batch(start, stop)
             with precision():
                 losses = model(batch.to(world.device)).float().cpu().double().flatten()
+            if number >= len(mine):  # all processes make as many passes, which a sharded model needs
+                continue
             sums[-1] += torch.stack([losses.sum(), torch.tensor(float(losses.numel()), dtype=torch.float64)])
             sources = None if model.run.rewrites else self.batches.sources(start, stop, batch)
             if sources is not None:
