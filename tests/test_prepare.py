@@ -274,7 +274,7 @@ def test_corpus_of_a_few_tokens_says_so(tokenizer, tmp_path, capsys):
     printed = capsys.readouterr()
     assert re.search(r"Training text: (\d+) tokens: 0 rows of 128 \(\1 tokens left over\)", printed.out)
     assert "no document is held out" in printed.err
-    assert open_store(tmp_path / "out").train.rows(128) == 0
+    assert len(open_store(tmp_path / "out").train.tokens) < 127
 
 
 def start(tmp_path: Path, megabytes: int, *, repeat: str) -> subprocess.Popen:

@@ -87,14 +87,6 @@ class Split:
         ``Refusal`` where they differ."""
         return self.file.read(begins, length)
 
-    def rows(self, row_tokens: int) -> int:
-        """Whole rows of ``row_tokens``: ``<s>`` and ``row_tokens - 1`` tokens of the stream."""
-        return len(self.tokens) // (row_tokens - 1)
-
-    def dropped(self, row_tokens: int) -> int:
-        """Tokens behind the last whole row."""
-        return len(self.tokens) % (row_tokens - 1)
-
 
 @dataclass(frozen=True)
 class TokenStore:
