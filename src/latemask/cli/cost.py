@@ -54,7 +54,10 @@ def show(of: Cost) -> None:
             ("parameters kept", f"{of.parameters.kept:,}"),
             ("parameters thrown away", f"{of.parameters.thrown_away:,}"),
             ("parameters in all", f"{of.parameters.total:,}"),
-            ("tokens of a row: visible + masked", _each(f"{one.visible_tokens} + {one.masked_tokens}" for one in stages)),
+            (
+                "tokens of a row: visible + masked",
+                _each(f"{one.visible_tokens} + {one.masked_tokens}" for one in stages),
+            ),
             ("of these predicted", _each(f"{one.predicted_tokens}" for one in stages)),
             ("tokens in each encoder block", _each(", ".join(_runs(one)) for one in stages)),
             (f"memory of one card, {micro_rows} rows at once (estimate)", f"{of.memory.total / 1e9:,.1f} GB"),

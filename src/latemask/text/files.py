@@ -45,9 +45,9 @@ class File:
 def find(inputs: Sequence[str | os.PathLike[str]], format: Format | None = None) -> list[File]:
     """The files that ``inputs`` name, in order; inside a folder or a pattern, by name.
 
-    A folder gives all files below it with a known ending; the others in it are warned of. ``format`` is that of standard
-    input and of files whose name does not tell. A file named twice is read once, with a warning. Raises ``Refusal`` for
-    a name that gives no file.
+    A folder gives all files below it with a known ending; the others in it are warned of. ``format`` is that of
+    standard input and of files whose name does not tell. A file named twice is read once, with a warning. Raises
+    ``Refusal`` for a name that gives no file.
     """
     found: dict[str, File] = {}
     for name in (os.fspath(item) for item in inputs):

@@ -167,9 +167,8 @@ def _check_room(files: list[File], reading: Reading, tokenizer: Tokenizer, total
     needed = tokens * ids.dtype.itemsize
     home = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     free = shutil.disk_usage(home).free
-    say(
-        f"About {_shown_bytes(total)} of text, {tokens:,} tokens, {_shown_bytes(needed)} on disk ({_shown_bytes(free)} free)"
-    )
+    say(f"About {_shown_bytes(total)} of text, {tokens:,} tokens, {_shown_bytes(needed)} on disk "
+        f"({_shown_bytes(free)} free)")  # fmt: skip
     if needed > free:
         raise Refusal(out, f"{_shown_bytes(free)} free", f"about {_shown_bytes(needed)}", "Take another --out")
 
