@@ -76,7 +76,7 @@ def test_every_tensor_of_the_optimizer(damage):
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    tensors = optimizer_tensors(model, optimizer)
+    tensors = optimizer_tensors(optimizer)
     for name in tensors:
         odd = (
             damage(tensors, name) if tensors[name].ndim or damage is not reshaped else tensors | {name: torch.zeros(2)}
