@@ -1,4 +1,5 @@
-"""Brings everything that is computed up to date: the figure, results/costs.json, the README's cost table and tree.
+"""Brings everything that is computed up to date: the figure, results/costs.json, the README's cost table and tree, the
+tables of docs/recipes.md.
 
 Run it with ``python docs/refresh.py``; tests hold the results to what is computed.
 """
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import costs
 import idea
+import rows
 import tree
 
 README = Path(__file__).parents[1] / "README.md"
@@ -31,4 +33,5 @@ def refreshed(text: str, contents: dict[str, str]) -> str:
 if __name__ == "__main__":
     idea.write()
     costs.write()
-    README.write_text(refreshed(README.read_text(encoding="utf-8"), sections()), encoding="utf-8")
+    for path, contents in ((README, sections()), (rows.RECIPES, rows.sections())):
+        path.write_text(refreshed(path.read_text(encoding="utf-8"), contents), encoding="utf-8")

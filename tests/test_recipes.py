@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import re
+import shlex
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from latemask import recipes
+from latemask import config, recipes
+from latemask.cli.cost import run_cost
+from latemask.cli.sweep import points, read_vary
 from latemask.config import Run, Shape, Training
 from latemask.errors import Refusal
 from latemask.joins import DECODER, Join
+from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import PAPER_SIZES, SIZES, SYSTEMS, names, recipe
 from latemask.study.cost import cost
+from samples import batch_of
+
+DOCS = Path(__file__).parents[1] / "docs"
 
 TABLE_2 = {
     "mae_lm": 86.1, "mlm": 85.2, "mask_in_encoder": 85.1, "decoder_resets_mask": 85.9, "random_replace": 85.1,
@@ -166,6 +174,50 @@ def test_an_unknown_recipe_is_refused_with_close_names(name):
     suggested = re.findall(r"[a-z0-9_]+_(?:tiny|small|base|large|plus)\b", refused.value.wanted)
     assert suggested
     assert set(suggested) <= set(names())
+
+
+# --- docs/recipes.md --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def docs(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    import refresh
+
+    return refresh
+
+
+def test_the_tables_of_the_docs_are_what_the_recipes_say(docs):
+    text = docs.rows.RECIPES.read_text(encoding="utf-8")
+    assert docs.refreshed(text, docs.rows.sections()) == text
+    shown = {row.system for rows in docs.rows.TABLES.values() for row in rows}
+    assert shown == set(FIGURE), "every system has a row"
+    numbers = {row.system: float(row.number) for row in docs.rows.TABLES["MAE-LM Tables 1 and 2"] if row.number}
+    assert numbers == TABLE_2
+
+
+def test_every_row_of_the_docs_is_one_command_that_runs(docs, capsys):
+    """Its flags as `latemask cost` and `latemask sweep` read them, and one pass of each run of it, cut down."""
+    for row in (row for rows in docs.rows.TABLES.values() for row in rows):
+        program, verb, name, *flags = shlex.split(row.command("small"))
+        assert (program, name) == ("latemask", f"{row.system}_small")
+        if verb == "sweep":
+            assert flags[0] == "--vary"
+            assert [point.run for point in points(recipe(name), read_vary(recipe(name), flags[1:]))] == row.runs(
+                "small"
+            )
+        else:
+            assert verb == "pretrain"
+            run_cost([name, *flags])
+            assert name in capsys.readouterr().out
+        for run in row.runs("small"):
+            narrow = {"width": 16, "heads": 2, "feedforward": 16}
+            cut = {f"shape.{field}": value for field, value in (narrow | {"row_tokens": 40, "vocabulary": 70}).items()}
+            cut |= {f"decoder.{field}": value for field, value in narrow.items() if run.decoder}
+            run = config.replace(run, cut)
+            loss = Pretrainer(run)(batch_of(run)).mean()
+            loss.backward()
+            assert 3 < loss.item() < 6
 
 
 def test_recipes_share_no_state():

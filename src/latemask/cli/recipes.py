@@ -22,26 +22,36 @@ class RecipesOptions:
 def run_recipes(options: RecipesOptions) -> None:
     """Print the tables of ``latemask recipes``."""
     names = [name for name in recipes.names() if options.size == "all" or name.endswith("_" + options.size)]
-    columns = ("recipe", "masked", "joins", "decoder", "tokens per block", "FLOPs beside MLM")
+    columns = ("recipe", "masked", "joins", "decoder", "tokens per block", "FLOPs beside MLM", "H100-hours")
     console.table("Recipes", columns, [_row(recipes.recipe(name)) for name in names])
+    console.say("masked: at the run's beginning, and where it changes at its end.")
     console.say("joins: before which block the masked tokens join, :start:stop where not all of them do.")
-    console.say("FLOPs: executed per token, beside MLM of that shape at 15 %; computed (latemask cost RECIPE).\n")
+    console.say("FLOPs: executed per token, beside MLM of that shape at 15 %; computed (latemask cost RECIPE).")
+    console.say(
+        "H100-hours: the whole run at 40 % of the peak, on the plain objective. Paper's numbers: docs/recipes.md.\n"
+    )
     console.table("What they are", ("system", ""), [(system.__name__, _summary(system)) for system in recipes.SYSTEMS])
 
 
 def _row(run: Run) -> tuple[str, ...]:
-    lengths = run.plan.lengths(run.visible_tokens, run.masked_tokens)
+    of, tokens = cost(run), 0.0
+    for first, stop, stage in run.stages:
+        lengths = run.plan.lengths(stage.visible_tokens, stage.masked_tokens)
+        tokens += sum(lengths) / len(lengths) * (stop - first) / run.updates
     joins = run.masking.effective_joins
     decoder = "none"
     if run.decoder is not None:
         decoder = f"{run.decoder.depth} x {run.decoder.width} {' + '.join(run.decoder.sublayers)}"
     return (
         run.recipe,
-        f"{run.masking.rate:.0%}",
+        " to ".join(
+            f"{rate:.0%}" for rate in (run.masking.rate, *(step.rate for step in run.masking.later_rates[-1:]))
+        ),
         " ".join(str(join.layer) if (join.start, join.stop) == (0, 1) else str(join) for join in joins) or "none",
         decoder,
-        f"{sum(lengths) / len(lengths):.0f} of {run.shape.row_tokens}",
-        f"{cost(run).executed_ratio:.0%}",
+        f"{tokens:.0f} of {run.shape.row_tokens}",
+        f"{of.executed_ratio:.0%}",
+        f"{of.gpu_hours:,.2g}" if of.gpu_hours < 10 else f"{of.gpu_hours:,.0f}",
     )
 
 
