@@ -12,7 +12,8 @@ class Refusal(ValueError):
     """
 
     def __init__(self, where: object, found: str, wanted: str, do: str = ""):
-        self.where, self.found, self.wanted, self.do = str(where), found, wanted, do
+        where, found = (" ".join(text.split("\n")).strip() for text in (str(where), found))  # libraries speak in lines
+        self.where, self.found, self.wanted, self.do = where, found, wanted, do
         super().__init__(f"{where}: found {found}; wanted {wanted}" + (f". {do}" if do else ""))
 
     def __reduce__(self) -> tuple[type, tuple[str, str, str, str]]:

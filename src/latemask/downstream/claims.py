@@ -51,10 +51,8 @@ def claimed(folder: Path, name: str) -> Iterator[bool]:
     """
     folder.mkdir(parents=True, exist_ok=True)
     claim = None if is_done(folder, name) else _take(folder, name)
-    if claim is not None and is_done(folder, name):  # done between the two looks
-        claim.unlink(missing_ok=True)
-        claim = None
-    if claim is None:
+    if claim is None or is_done(folder, name):  # done perhaps between the two looks
+        _give_up(folder, name)
         yield False
         return
     stop = threading.Event()
@@ -65,15 +63,20 @@ def claimed(folder: Path, name: str) -> Iterator[bool]:
     finally:
         stop.set()
         toucher.join()
-        done = is_done(folder, name)
-        for held in folder.glob(f"{_escaped(name)}.claim-*") if done else [claim]:
-            held.unlink(missing_ok=True)
+        _give_up(folder, name)
+        claim.unlink(missing_ok=True)
 
 
 def being_done(folder: Path, name: str) -> bool:
     """Whether somebody who is alive is at this point."""
     claims = _claims(folder, name)
     return bool(claims) and not _is_stale(claims[-1])
+
+
+def _give_up(folder: Path, name: str) -> None:
+    """Delete the claims on a point that is done, also those of a process that was killed before it could."""
+    for held in folder.glob(f"{_escaped(name)}.claim-*") if is_done(folder, name) else ():
+        held.unlink(missing_ok=True)
 
 
 def _claims(folder: Path, name: str) -> list[Path]:

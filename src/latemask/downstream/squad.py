@@ -87,7 +87,7 @@ def read_squad(path: Path) -> Squad:
                         refused.append((name, f"answer {misplaced[0]!r} is not where the file says"))
                     else:
                         questions.append(Question(name, str(entry["question"]), len(paragraphs) - 1, answers))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, Refusal):
             raise
         raise Refusal(path, f"a layout without {error}", "data[].paragraphs[].qas[] of SQuAD 2.0") from None

@@ -19,7 +19,7 @@ import torch
 import transformers
 from huggingface_hub import constants, get_session
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
 
@@ -238,7 +238,8 @@ def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) ->
     options = _options(name)
     with quiet(), refusing(name):
         config = AutoConfig.from_pretrained(name, **options)
-        architecture = (config.architectures or [""])[0]
+        _refuse_impossible(Path(name), config)
+        architecture = str((config.architectures or [""])[0])
         if kind is AutoModelForMaskedLM and architecture.endswith("Model"):
             raise Refusal(name, f"{architecture}, an encoder alone", "a model that fills masks",
                           "Of a run: latemask export RUN --kind masked-lm")  # fmt: skip
@@ -262,6 +263,21 @@ def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) ->
     return model.float()
 
 
+def _refuse_impossible(folder: Path, config: Any) -> None:
+    """Raise ``Refusal`` for sizes that the weights in ``folder`` cannot have, before anything of that size is built."""
+    weights = list(folder.glob("*.safetensors"))
+    if not weights:
+        return
+    tensors, size = 0, sum(path.stat().st_size for path in weights)
+    for path in weights:
+        with safe_open(path, "pt") as file:
+            tensors += len(file.keys())
+    layers, width = config.num_hidden_layers, config.hidden_size
+    if layers > tensors or width * max(config.vocab_size, getattr(config, "intermediate_size", 0)) > size:
+        found = f"{layers} layers {width} wide, {config.vocab_size} ids"
+        raise Refusal(folder / CONFIG, found, f"what {tensors} tensors in {size:,} bytes can hold")
+
+
 @contextlib.contextmanager
 def refusing(name: str) -> Iterator[None]:
     """What transformers raises for a folder or name that it cannot load, as a Refusal."""
@@ -269,7 +285,7 @@ def refusing(name: str) -> Iterator[None]:
         yield
     except Refusal:
         raise
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
+    except Exception as error:  # the libraries raise of every kind, tokenizers Exception itself
         found = " ".join(str(error).split())[:300]
         if not Path(name).is_dir():
             reached = "which the hub does not give" if _hub_answers() else "the hub cannot be reached"

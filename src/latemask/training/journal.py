@@ -91,6 +91,12 @@ NEEDED: dict[str, dict[str, tuple[type, ...]]] = {
     "end": {"step": WHOLE, "reason": TEXT},
 }
 """What a line of each kind cannot be read without."""
+MEASURED = {
+    "step", "batch", "tokens", "seconds", "loss", "epoch", "rate", "rows", "learning_rate", "gradient_norm", "mfu",
+    "tokens_per_second", "flops_per_second", "memory_bytes", "skips_in_a_row", "world", "micro_rows", "parameters",
+    "encoder_parameters", "flops_per_token", "plain_flops_per_token", "refused_rows", "dropped_tokens", "masked_tokens",
+}  # fmt: skip
+"""Numbers wherever they stand, but the ``rows`` of a skip."""
 NAMES = {WHOLE: "a whole number", NUMBER: "a number", MAYBE: "a number or null", TEXT: "a text", FIELDS: "an object"}
 
 
@@ -105,6 +111,10 @@ def read_checked(path: Path) -> list[dict[str, Any]]:
             if name not in line or not isinstance(value, wanted) or isinstance(value, bool):
                 found = f"whose {name} is {json.dumps(value)[:60]}" if name in line else f"without {name}"
                 raise Refusal(path, f"line {number}, of kind {kind}, {found}", f"{NAMES[wanted]} there")
+        for name in (MEASURED - {"rows"} if kind == "skip" else MEASURED) & line.keys():
+            if not isinstance(line[name], MAYBE):
+                found = f"line {number}, of kind {kind}, whose {name} is {json.dumps(line[name])[:60]}"
+                raise Refusal(path, found, "a number or null there")
     return lines
 
 
