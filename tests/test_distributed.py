@@ -168,13 +168,11 @@ def stopping(run: Run, data: Path, out: Path, at: int, who: int = 0, **arguments
         return pretrain(run, data, out, **arguments)
 
 
-@pytest.mark.parametrize("counts", [(2, 1, 3), (4, 2, 4)], ids=str)
-def test_saved_on_some_and_resumed_on_others(
-    counts: tuple[int, int, int], data: Path, alone: Path, tmp_path: Path
-) -> None:
-    """Two updates on each number of processes, across the epoch's end: the same rows, the same losses."""
+@pytest.mark.parametrize("counts", [(2, 1, 3), (4, 2, 1, 4)], ids=str)
+def test_saved_on_some_and_resumed_on_others(counts: tuple[int, ...], data: Path, alone: Path, tmp_path: Path) -> None:
+    """An update or two on each number of processes, across the epoch's end: the same rows, the same losses."""
     out = tmp_path / "run"
-    for count, stop in zip(counts, (1, 3, 99), strict=True):
+    for count, stop in zip(counts, (1, 3, 99) if len(counts) == 3 else (1, 2, 3, 99), strict=True):
         work = partial(stopping, steady(), data, out, stop, resume="if-present")
         outcomes = on_ranks(count, work)
         assert {outcome.reason for outcome in outcomes} == {"steps" if stop == 99 else "signal"}
@@ -265,6 +263,14 @@ def raising() -> None:
     raise Trouble("rank 1 has had enough")
 
 
+def refusing() -> None:
+    raise Refusal("train.tokens: bytes 128 to 4,224", "numbers that differ from their checksum", "what was written")
+
+
+def out_of_memory() -> None:
+    raise torch.OutOfMemoryError("tried to allocate more than there is")
+
+
 def dying() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -273,7 +279,7 @@ def stalling() -> None:
     time.sleep(1000)
 
 
-@pytest.mark.parametrize("trouble", [raising, dying, stalling])
+@pytest.mark.parametrize("trouble", [raising, refusing, out_of_memory, dying, stalling])
 def test_when_one_process_fails_the_others_say_so_and_end(
     trouble: Callable[[], None], data: Path, tmp_path: Path
 ) -> None:
@@ -287,6 +293,10 @@ def test_when_one_process_fails_the_others_say_so_and_end(
         assert "another process gone or stalled" in message
     if trouble is raising:
         assert processes[1].error() == ("Trouble", "rank 1 has had enough")
+    if trouble in (refusing, out_of_memory):
+        name, message = processes[1].error()
+        assert name == "Refusal"
+        assert ("differ from their checksum" if trouble is refusing else "memory") in message
     processes[1].kill()
     assert time.monotonic() - began < 40
     assert checkpoint.newest(out).name in ("step-0000001", "step-0000002")
