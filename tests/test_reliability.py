@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import re
 import subprocess
 import sys
@@ -132,3 +133,23 @@ def test_a_row_without_any_label_has_loss_0_and_no_gradient():
     assert found[1] > 0
     assert not scores.grad[0].any()
     assert scores.grad.isfinite().all()
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_figures_of_the_long_run_are_those_that_were_measured():
+    found = json.loads((ROOT / "results" / "soak.json").read_text())
+    assert found["faults"] == []
+    assert found["seconds"] >= 3600
+    grown = found["growth_after_warm_up"]["rss_bytes"] / 1e6
+    said = f"{found['steps']:,} steps, {found['saves']} checkpoints, {grown:.1f} MB more memory"
+    assert said in PAGE
+
+
+def test_the_figures_of_the_kills_are_those_that_were_measured():
+    found = json.loads((ROOT / "results" / "kill_pretraining.json").read_text())
+    kills, while_saving = found["kills"], found["killed"]["while a checkpoint was written"]
+    assert (
+        f"{kills} kills, {while_saving} of them while saving: {found['equal_bit_for_bit']} times the same bits" in PAGE
+    )
