@@ -109,8 +109,8 @@ def measured() -> str:
     hours, then = (cost(recipe("mae_lm_base"), mfu=share).gpu_hours for share in (MFU, paper))
     return (
         f"Measured full steps on one H100 (`results/profile_h100.json`) reach {mlm:.0%} of the peak for `mlm_base`\n"
-        f"with absolute positions and no dropout, {mae:.0%} for `mae_lm_base` with absolute positions and dropout .1, and\n"
-        f"{paper:.0%} for `mae_lm_base` as in the paper: its {hours:.0f} hours at 40% are then {then:.0f}.\n"
+        f"with absolute positions and no dropout, {mae:.0%} for `mae_lm_base` with absolute positions and dropout .1,\n"
+        f"and {paper:.0%} for `mae_lm_base` as in the paper: its {hours:.0f} hours at 40% are then {then:.0f}.\n"
     )
 
 

@@ -107,7 +107,7 @@ def falling(*later_rates: str) -> Masking:
                                                 masking=Masking(joins=(), predicted_share=0.5))),
         ("masking.delta", lambda: Masking(joins=late(), delta=0.5)),
         ("masking.delta", lambda: config.replace(recipe("mae_lm_tiny"), {"masking.delta": 1})),
-        ("masking.delta", lambda: config.replace(recipe("delta_tiny"), {"masking.joins": ("0:0:0.4", "decoder:0.4:1")})),
+        ("masking.delta", lambda: config.replace(recipe("delta_tiny"), {"masking.joins": ("0:0:.4", "decoder:.4:1")})),
         ("decoder", lambda: Run("r", decoder=Shape())),
         ("decoder.positions", lambda: Decoder(sublayers=("cross",), positions="absolute+rotary")),
         ("decoder.positions", lambda: Decoder(width=36, positions="absolute+rotary")),
@@ -167,8 +167,9 @@ def test_masked_and_visible_tokens_add_up_and_round_halves_up(rate, row_tokens, 
 def test_stages_cut_a_run_without_gap_where_the_shares_say(starts, updates):
     steps = tuple(RateStep(start, 0.1 + 0.1 * n) for n, start in enumerate(sorted(starts)))
     run = Run("r", masking=Masking(rate=0.7, later_rates=steps), training=Training(steps=updates))
-    assert [number for stage in run.stages for number in range(stage.first_batch, stage.stop_batch)] == [*range(updates)]
-    rates = [stage.run.masking.rate for stage in run.stages for _ in range(stage.first_batch, stage.stop_batch)]
+    spans = [range(stage.first_batch, stage.stop_batch) for stage in run.stages]
+    assert [number for span in spans for number in span] == [*range(updates)]
+    rates = [stage.run.masking.rate for stage, span in zip(run.stages, spans, strict=True) for _ in span]
     for number, rate in enumerate(rates):
         begun = [step.rate for step in steps if step.start * updates <= number + 0.5 - 1e-9]
         assert rate == (begun or [0.7])[-1] or any(abs(step.start * updates - number - 0.5) < 1e-6 for step in steps)
@@ -224,7 +225,8 @@ def runs(draw: st.DrawFn) -> Run:
     )  # fmt: skip
     training = Training(
         steps=draw(st.integers(1, 10**9)), max_tokens=draw(st.none() | st.integers(1, 10**15)),
-        max_seconds=None if steps else draw(st.none() | positive), learning_rate=draw(positive), warmup_share=draw(share),
+        max_seconds=None if steps else draw(st.none() | positive), learning_rate=draw(positive),
+        warmup_share=draw(share),
         betas=(draw(st.floats(0, 0.999)), draw(st.floats(0, 0.999))), clip_norm=draw(st.none() | positive),
         seed=draw(st.integers(0, 2**63 - 1)), validation_rate=draw(st.none() | st.floats(0.01, 0.99)),
     )  # fmt: skip

@@ -19,8 +19,8 @@ from training_support import tiny_run, write_store
 FIELDS = {
     "start": {"run", "card", "world", "versions", "micro_rows", "rows", "refused_rows", "dropped_tokens",
               "masked_tokens", "parameters", "encoder_parameters", "flops_per_token", "plain_flops_per_token"},
-    "train": {"tokens", "seconds", "epoch", "loss", "masking_rate", "learning_rate", "gradient_norm", "tokens_per_second",
-              "flops_per_second", "mfu", "memory_bytes"},
+    "train": {"tokens", "seconds", "epoch", "loss", "masking_rate", "learning_rate", "gradient_norm",
+              "tokens_per_second", "flops_per_second", "mfu", "memory_bytes"},
     "validation": {"loss", "by_source", "rate", "rows", "seconds"},
     "save": {"folder", "seconds"},
     "end": {"reason", "seconds", "tokens"},

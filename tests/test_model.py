@@ -138,7 +138,8 @@ def test_a_predicted_share_of_other_shapes_equals_the_reference(system, variant)
 
 
 def test_a_predicted_share_is_the_loss_of_the_last_to_join():
-    """The same rows and masks: the losses of the predicted tokens are those that predicting all gives, the last ones."""
+    """The same rows and masks: the losses of the predicted tokens are the last ones of those that predicting all
+    gives."""
     run = small("three_ml_random_kept")
     model, batch = pretrainer_of(run), batch_of(run)
     some = with_masking(run, predicted_share=0.4)

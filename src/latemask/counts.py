@@ -5,10 +5,10 @@ causal; embeddings, norms and recomputation inside attention kernels count nothi
 
     6 N_lin + 12 L N D + (P/N) 6 (T D + D D),   N_lin = L (4 D D + 2 D F)   FLOPs per token,
 
-with T padded to a multiple of 64 and P predicted positions. Two counts are kept apart. **plain** is the objective as everybody runs it: every
-block on all of its tokens; MFU is stated on it. **executed** is what this package multiplies: the last block before the
-head only at the predicted positions, a cross-only decoder on these alone. Both see the encoder's row grow as the joins
-say. Where the masking rate changes in the run, they are means over its batches.
+with T padded to a multiple of 64 and P predicted positions. Two counts are kept apart. **plain** is the objective as
+everybody runs it: every block on all of its tokens; MFU is stated on it. **executed** is what this package multiplies:
+the last block before the head only at the predicted positions, a cross-only decoder on these alone. Both see the
+encoder's row grow as the joins say. Where the masking rate changes in the run, they are means over its batches.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def flops(run: Run, *, executed: bool, batches: range | None = None) -> Flops:
     stages = run.stages
     if len(stages) == 1:
         return _flops_at_one_rate(stages[0].run, executed=executed)
-    batches = range(run.updates) if not batches else batches
+    batches = batches or range(run.updates)
     counts = [min(stage.stop_batch, batches.stop) - max(stage.first_batch, batches.start) for stage in stages]
     counts[-1] = batches.stop - max(stages[-1].first_batch, batches.start)
     weighed = [(count, _flops_at_one_rate(stage.run, executed=executed))

@@ -1,5 +1,5 @@
-"""``batch_at(index)`` is pure: rows, their order and their masks follow from (seed, index) alone, and, where the masking
-rate changes, from the planned number of updates.
+"""``batch_at(index)`` is pure: rows, their order and their masks follow from (seed, index) alone, and, where the
+masking rate changes, from the planned number of updates.
 
 A row of N tokens is ``<s>`` and the next N - 1 tokens of the stream. Row order is keyed by (seed, epoch), masks by
 (seed, epoch, row): the same batches on any number of processes, in any split, and resuming needs only an integer.
