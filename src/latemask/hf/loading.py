@@ -248,10 +248,10 @@ def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) ->
             **options,
         )  # fmt: skip
     has_head = not architecture.endswith("Model")
-    prefix = f"{model.base_model_prefix}."
+    inside = {model.base_model_prefix, *(name for name, _ in model.named_children())}  # transformers 4 takes it off
 
     def may_be_ignored(key: str) -> bool:
-        is_head = kind is AutoModel and has_head and not key.startswith(prefix)
+        is_head = kind is AutoModel and has_head and key.split(".")[0] not in inside
         return is_head or key.endswith("position_ids") or "pooler" in key.split(".")
 
     odd = [f"missing {key}" for key in report["missing_keys"] if "pooler" not in key.split(".")]
