@@ -25,6 +25,7 @@ from latemask.errors import Refusal
 from latemask.feed.masking import lay_out
 from latemask.joins import Join, late
 from latemask.model.pretrainer import Pretrainer
+from latemask.model.stack import Block
 from latemask.study import cost
 
 
@@ -200,6 +201,25 @@ def test_memory_estimate_is_near_what_autograd_keeps(name):
     only_in_backward = 4 * run.masked_tokens * 8 * shape.padded_vocabulary
     assert estimate.activations - only_in_backward == pytest.approx(measured, rel=0.05)
     assert estimate.state == 16 * parameters(run).total
+
+
+@pytest.mark.parametrize("name", ["mlm", "self and cross, a part early"])
+def test_a_shard_is_a_share_and_what_is_whole_beside_it(name):
+    """In fp32: 12 bytes a number shared, 4 shared or whole by the number of micro-batches; gathered is what is in no
+    block, and two of the largest blocks."""
+    run = replace(variants()[name], {"training.data_parallel": "shard", "training.batch_rows": 64})
+    model = Pretrainer(run)
+    blocks = [sum(p.numel() for p in module.parameters()) for module in model.modules() if isinstance(module, Block)]
+    total = sum(parameter.numel() for parameter in model.parameters())
+    gathered = 4 * (total - sum(blocks)) + 8 * max(blocks)
+    for rows, count, gradients in ((16, 4, total), (8, 4, 4 * total), (32, 2, 2 * total)):
+        found = memory(run, rows, bytes_per_number=4, cards=count)
+        assert found.state == 12 * total / count + gradients + gathered
+        assert found.activations == memory(run, rows, bytes_per_number=4).activations
+    assert memory(run, 8).state == 18 * total
+    large = replace(recipes.recipe("mae_lm_large"), {"training.data_parallel": "shard"})
+    whole, sharded = cost.cost(large, cards=1).memory, cost.cost(large, cards=8).memory
+    assert sharded.state < 0.5 * whole.state
 
 
 MEASURED = [

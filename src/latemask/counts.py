@@ -168,12 +168,17 @@ def parameters(run: Run) -> Parameters:
 
 
 def _stack_parameters(shape: Shape, sublayers: Sequence[Sublayer], depth: int, width: int, inner: int) -> int:
+    norm = 2 * width if shape.norm == "pre" else 0
+    return depth * _block_parameters(shape, sublayers, width, inner) + norm
+
+
+def _block_parameters(shape: Shape, sublayers: Sequence[Sublayer], width: int, inner: int) -> int:
     block = 2 * width * inner + inner + width + 2 * width * (len(sublayers) + 1)
     if "self" in sublayers:
         block += 4 * (width + 1) * width
     if "cross" in sublayers:
         block += 2 * (width + 1) * width + 2 * (shape.width + 1) * width
-    return depth * block + (2 * width if shape.norm == "pre" else 0)
+    return block
 
 
 @dataclass(frozen=True)
@@ -181,7 +186,8 @@ class Memory:
     """Estimated bytes on one card. What the allocator, kernels and a relative bias per row add is not in it."""
 
     state: float
-    """fp32 weights, gradients and Adam's two moments, and under bf16 a second copy of the weights."""
+    """fp32 weights, gradients and Adam's two moments, and under bf16 a second copy of the weights; of a sharded model
+    the card's share of these, and what is whole on it."""
     activations: float
     """What the forward pass keeps for the backward pass, and the logits and their gradient, for the micro-batch."""
     row: float
@@ -192,8 +198,9 @@ class Memory:
         return self.state + self.activations
 
 
-def memory(run: Run, micro_rows: int, *, bytes_per_number: int = 2) -> Memory:
-    """The estimate for ``micro_rows`` rows; ``bytes_per_number`` of activations: 2 under bf16 autocast, 4 in fp32.
+def memory(run: Run, micro_rows: int, *, bytes_per_number: int = 2, cards: int = 1) -> Memory:
+    """The estimate for ``micro_rows`` rows on one of ``cards``; ``bytes_per_number`` of activations: 2 under bf16
+    autocast, 4 in fp32.
 
     Each linear layer keeps its input, attention its queries, keys, values and output, GELU and LayerNorm their inputs.
     In fp32 dropout keeps a byte mask, and at the head's peak three numbers stand for each logit: the log-probability,
@@ -201,8 +208,23 @@ def memory(run: Run, micro_rows: int, *, bytes_per_number: int = 2) -> Memory:
     Where the masking rate changes, the stage that needs most counts.
     """
     row = max(_row_bytes(stage.run, bytes_per_number) for stage in run.stages)
-    state = parameters(run).total * (16 + (bytes_per_number if bytes_per_number < 4 else 0))
+    copy = bytes_per_number if bytes_per_number < 4 else 0
+    state = parameters(run).total * (16 + copy)
+    if run.training.data_parallel == "shard" and cards > 1:
+        state = _sharded_bytes(run, micro_rows, bytes_per_number, copy, cards)
     return Memory(state, row * micro_rows, row)
+
+
+def _sharded_bytes(run: Run, micro_rows: int, size: int, copy: int, cards: int) -> float:
+    """A share of weights and moments; gradients, whole where those of several micro-batches add up; and what is
+    gathered: two blocks at a time, and all that is in no block."""
+    shape, decoder, total = run.shape, run.decoder, parameters(run).total
+    blocks = [_block_parameters(shape, ("self",), shape.width, shape.feedforward)] * shape.depth
+    if decoder is not None:
+        blocks += [_block_parameters(shape, decoder.sublayers, decoder.width, decoder.feedforward)] * decoder.depth
+    adds_up = micro_rows * cards < run.training.batch_rows
+    gathered = (4 + copy) * (total - sum(blocks)) + size * 2 * max(blocks)
+    return 12 * total / cards + (4 * total if adds_up else 4 * total / cards) + gathered
 
 
 def _row_bytes(run: Run, size: int) -> int:

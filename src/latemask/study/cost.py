@@ -78,7 +78,7 @@ def cost(run: Run, *, kind: str = "H100", cards: int = 8, mfu: float = 0.4, micr
         executed=executed,
         plain_ratio=plain.total / flops(twin, executed=False).total,
         executed_ratio=executed.total / flops(twin, executed=True).total,
-        memory=memory(run, rows),
+        memory=memory(run, rows, cards=cards),
         card=named,
         cards=cards,
         mfu=mfu,

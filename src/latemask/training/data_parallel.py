@@ -52,6 +52,9 @@ def placed(model: Pretrainer, world: World, training: Training, *, half: bool) -
         if isinstance(module, Block):
             fully_shard(module, mesh=mesh, mp_policy=numbers)
     fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):  # gloo's own average was a sum in some versions (pytorch/pytorch#162338)
+            module.set_force_sum_reduction_for_comms(world.device.type == "cpu")
     warnings.filterwarnings(
         "ignore", "FSDP2-wrapped module", UserWarning
     )  # the losses are a view; nothing writes in it
