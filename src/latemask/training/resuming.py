@@ -14,8 +14,8 @@ FIXED = ("recipe", "shape", "decoder", "masking")
 
 def refuse_another_run(out: Path, saved: Run, wanted: Run) -> None:
     """Raise ``Refusal`` naming each field of ``wanted`` that would make the run in ``out`` another than ``saved``."""
-    before, now = (json.loads(run.to_json()) for run in (saved, wanted))
-    if differing := differences(*({name: run[name] for name in FIXED} for run in (before, now))):
+    before, now = ({name: json.loads(run.to_json())[name] for name in FIXED} for run in (saved, wanted))
+    if differing := differences(before, now):
         found, held = told(differing)
         raise Refusal(out, f"a run with {held}", found, "Give the settings it was started with, or another --out")
     for name, was, asked in zip(("training.batch_rows", "training.seed"), _order(saved), _order(wanted), strict=True):
