@@ -153,3 +153,7 @@ def test_the_figures_of_the_kills_are_those_that_were_measured():
     assert (
         f"{kills} kills, {while_saving} of them while saving: {found['equal_bit_for_bit']} times the same bits" in PAGE
     )
+    for command in ("prepare", "export", "finetune"):
+        found = json.loads((ROOT / "results" / f"kill_{command}.json").read_text())
+        assert found["kills"] == found["whole_after_the_kill"] == found["equal_byte_for_byte"] == 200
+        assert found["killed"]["while writing"] > 100
