@@ -1,5 +1,5 @@
-"""Nothing is lost to SIGKILL: prepare, export and finetune, killed at any moment and started again, end as if never
-killed, and at no moment does anything half-written stand under a final name.
+"""Nothing is lost to SIGKILL or to a full disk: prepare, export and finetune, stopped at any moment and started again,
+end as if never stopped, and at no moment does anything half-written stand under a final name.
 
 The slow harness kills each 200 times and, where the environment variable LATEMASK_RESULTS names a folder, writes what
 it saw to ``kill_<command>.json`` there. Killing pretraining is in test_kill.py.
@@ -13,11 +13,13 @@ import json
 import os
 import platform
 import random
+import resource
 import shutil
+import subprocess
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -268,3 +270,64 @@ def test_two_at_once_in_one_place(
     command.work(tmp_path)
     command.load(tmp_path)
     assert not list(tmp_path.glob(".*"))
+
+
+COMMANDS = {"prepare": preparing, "export": exporting, "finetune": finetuning}
+
+
+def within(bytes_: int, work: Callable[[Path], Any], out: Path) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_, bytes_))
+    quietly(work, out)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("largest_bytes", [100, 6_000, 60_000])
+def test_a_file_that_cannot_be_written(
+    name: str, largest_bytes: int, run: Path, texts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A limit on file sizes hits one file after the other: refused by place, and what has a name is whole."""
+    monkeypatch.setattr(verification, "_ask", answer_in_a_fork)
+    command = COMMANDS[name](run, texts)
+    process = Process(partial(within, largest_bytes, command.work, tmp_path))
+    kind, message = process.error(100)
+    assert kind in ("Refusal", "OSError")
+    assert "File too large" in message
+    assert str(tmp_path) in message or kind == "OSError"
+    assert [path for path in tmp_path.rglob("*") if path.name.startswith(".") or "claim" in path.name] == []
+    if any((tmp_path / place).exists() for place in ("en", "hf")):
+        command.load(tmp_path)
+    command.work(tmp_path)
+    command.load(tmp_path)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 60 KB; where none may be mounted, the test is skipped (limits on file sizes are tested above)."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60k", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("a disk can be mounted by root only")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_full_disk_and_a_read_only_one(
+    name: str, run: Path, texts: Path, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Refused with the place and the reason and nothing left aside; with room again, the same command ends."""
+    monkeypatch.setattr(verification, "_ask", answer_in_a_fork)
+    command = COMMANDS[name](run, texts)
+    with pytest.raises(Refusal, match=r"No space left on device|[kM]B free; wanted"):
+        command.work(small_disk)
+    assert [path for path in small_disk.rglob("*") if path.name.startswith(".") or "claim" in path.name] == []
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises((Refusal, OSError), match="Read-only file system"):
+        command.work(small_disk)
+    subprocess.run(["mount", "-o", "remount,rw,size=20m", str(small_disk)], check=True)
+    command.work(small_disk)
+    command.load(small_disk)
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    command.load(small_disk)

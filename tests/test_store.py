@@ -17,8 +17,11 @@ from latemask.errors import Refusal
 from latemask.text.array import HEADER, PAGE_BYTES, VERSION, ArrayFile, ArrayWriter
 from latemask.text.store import SplitWriter, open_store, token_kind, write_summary
 from latemask.text.tokenizer import Tokenizer
+from latemask.training import checkpoint
+from latemask.training.loop import pretrain
 from latemask.writing import check_free, written_aside
 from samples import words_tokenizer
+from training_support import tiny_run, write_store
 
 TOKENIZER = Tokenizer(words_tokenizer())
 PRINT = TOKENIZER.fingerprint
@@ -360,3 +363,31 @@ def test_doctor_says_whether_a_store_is_whole(tmp_path, capsys):
     flip(folder / "train.tokens", 5000)
     with pytest.raises(Refusal, match=r"train\.tokens: bytes 4,224 to 8,320 that differ from their checksum"):
         run_doctor(DoctorOptions(data=str(folder)))
+
+
+def test_nothing_is_trained_on_a_shard_that_has_changed(tmp_path):
+    """Flipped before the run begins or while it runs: refused by file and place, and the last checkpoint stays."""
+    data = write_store(tmp_path / "data")
+    run = tiny_run(steps=20, save_every=1, validate_every=0)
+    place = HEADER.size + 301
+    pretrain(tiny_run(steps=2, save_every=1, validate_every=0), data, tmp_path / "run")
+    flip(data / "train.tokens", place)
+    for out, resume in ((tmp_path / "run", "if-present"), (tmp_path / "new", "never")):
+        with pytest.raises(Refusal, match=r"train\.tokens: bytes 128 to 1,0\d\d: found numbers that differ"):
+            pretrain(run, data, out, resume=resume)
+    assert checkpoint.newest(tmp_path / "run").name == "step-0000002"
+    flip(data / "train.tokens", place)
+    assert pretrain(run, data, tmp_path / "run", resume="if-present").step.name == "step-0000020"
+
+
+@pytest.mark.parametrize("name", ["train.tokens", "train.documents", "valid.tokens", "store.json", "tokenizer.json"])
+def test_a_vanished_or_cut_file_stops_a_run_by_name(name, tmp_path):
+    data = write_store(tmp_path / "data")
+    path = data / name
+    whole = path.read_bytes()
+    for damage in (path.unlink, lambda: path.write_bytes(whole[:-3]), lambda: path.write_bytes(b"")):
+        damage()
+        with pytest.raises(Refusal, match=name.replace(".", r"\.")):
+            pretrain(tiny_run(), data, tmp_path / "run")
+        path.write_bytes(whole)
+    assert not (tmp_path / "run" / "step-0000000").exists()
