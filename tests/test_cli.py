@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -188,8 +189,12 @@ def test_exit_statuses(error, status, said, monkeypatch, capsys):
 
     monkeypatch.setattr(command_line, "dispatch", broken)
     monkeypatch.setattr(sys, "argv", ["latemask", "demo"])
-    with pytest.raises(SystemExit) as stopped:
-        command_line.main()
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        with pytest.raises(SystemExit) as stopped:
+            command_line.main()
+    finally:  # ignored after Ctrl-C, and every process that a later test starts would ignore it too
+        signal.signal(signal.SIGINT, before)
     assert stopped.value.code == status
     assert capsys.readouterr().err == f"latemask: {said}\n"
 

@@ -189,7 +189,7 @@ def test_command_prints_counts_that_add_up(tokenizer, paragraphs, tmp_path, caps
     assert (bad["documents"], bad["left out"], bad["repaired bytes"], bad["left-out bytes"]) == (3, 1, 4, 10)
     assert "bad.txt:3: byte 0xff" in printed.err
     assert "empty.txt: no text" in printed.err
-    assert "MB on disk" in printed.out
+    assert "kB on disk" in printed.out
     assert f"Next: latemask pretrain mae_lm_{size_for_here()} --data {out}" in printed.out
     tokens = len(store.train.tokens)
     assert f"{tokens // 127:,} rows of 128 ({tokens % 127:,} tokens left over)" in printed.out
