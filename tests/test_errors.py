@@ -31,7 +31,6 @@ NO_REFUSAL = {
     ("downstream/finetune.py", "train"): "ValueError",
     ("feed/batches.py", "__init__"): "ValueError",
     ("fields.py", "parse"): "NotImplementedError",
-    ("text/words.py", "_by_library"): "RuntimeError",  # says that it is a fault of latemask
     ("downstream/examples.py", "_read"): "ValueError",  # the caller counts the row with this reason
     ("downstream/examples.py", "_number"): "_UnknownClass",
     ("demo.py", "train"): "KeyboardInterrupt",  # Ctrl-C, handed on

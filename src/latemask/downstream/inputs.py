@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from latemask.errors import Refusal
-from latemask.text.tokenizer import Tokenizer
+from latemask.text.tokenizer import Tokenizer, refuse_surrogates
 
 
 @dataclass(frozen=True)
@@ -110,8 +110,10 @@ class Inputs:
 
     def encodings(self, texts: Sequence[str]) -> list[Any]:
         """The ``tokenizers`` library's encodings: ids as ``rows`` has them without the frame, offsets in characters of
-        the text, word numbers."""
+        the text, word numbers. Raises ``Refusal`` for half a character."""
         library = self.tokenizer._encoder.library  # to which special tokens in a text are text
+        for text in texts:
+            refuse_surrogates(text)
         return library.encode_batch(list(texts), add_special_tokens=False)
 
 

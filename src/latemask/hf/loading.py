@@ -28,7 +28,7 @@ from latemask.hf.modeling_latemask import LatemaskConfig, LatemaskForMaskedLM, L
 from latemask.model.encoder import Encoder
 from latemask.model.masked_model import MaskedModel
 from latemask.model.pretrainer import Pretrainer
-from latemask.text.tokenizer import Tokenizer, load_tokenizer
+from latemask.text.tokenizer import Tokenizer, is_of_library, load_tokenizer
 from latemask.training import checkpoint
 
 AutoConfig.register(LatemaskConfig.model_type, LatemaskConfig, exist_ok=True)
@@ -285,7 +285,9 @@ def refusing(name: str) -> Iterator[None]:
         yield
     except Refusal:
         raise
-    except Exception as error:  # the libraries raise of every kind, tokenizers Exception itself
+    except BaseException as error:
+        if not is_of_library(error):
+            raise
         found = " ".join(str(error).split())[:300]
         if not Path(name).is_dir():
             reached = "which the hub does not give" if _hub_answers() else "the hub cannot be reached"

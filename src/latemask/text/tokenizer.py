@@ -179,12 +179,20 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
         )
     try:
         library = tokenizers.Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises Exception itself
+    except BaseException as error:
+        if not is_of_library(error):
+            raise
         raise Refusal(file, f"a file that tokenizers cannot read ({error})", "a tokenizer.json") from error
     tokenizer = Tokenizer(library, str(file))
     if _loses_characters(json.loads(library.to_str())):
         warn(f"{file}: a BPE without unk_token: characters outside its alphabet vanish without a trace")
     return tokenizer
+
+
+def is_of_library(error: BaseException) -> bool:
+    """Whether ``error`` may be the tokenizers library's: it raises Exception itself, and what its code in Rust panics
+    with is no Exception."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def _loses_characters(whole: dict[str, Any]) -> bool:

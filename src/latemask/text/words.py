@@ -22,6 +22,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from latemask.errors import Refusal
+
 SLICE_CHARACTERS = 1 << 20
 PIECE_CHARACTERS = 1 << 16
 """Longest text given to the library at once; also the longest word. Longer words are encoded in pieces."""
@@ -113,7 +115,8 @@ class Encoder:
         counts = np.fromiter(map(len, ids), np.int64, len(ids))
         flat = np.fromiter(itertools.chain.from_iterable(ids), self.dtype, int(counts.sum()))
         if np.isin(flat, self.special_ids).any():
-            raise RuntimeError("text was encoded to the id of a special token: a fault of latemask, please report it")
+            raise Refusal("tokenizer", "ordinary text that becomes a special token", "a special token no text becomes",
+                          "Look into its tokenizer.json: two entries share an id, or a piece is named as one")  # fmt: skip
         return flat, counts
 
 
