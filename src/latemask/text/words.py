@@ -116,7 +116,7 @@ class Encoder:
         flat = np.fromiter(itertools.chain.from_iterable(ids), self.dtype, int(counts.sum()))
         if np.isin(flat, self.special_ids).any():
             raise Refusal("tokenizer", "ordinary text that becomes a special token", "a special token no text becomes",
-                          "Look into its tokenizer.json: two entries share an id, or a piece is named as one")  # fmt: skip
+                          "Two entries of its tokenizer.json share an id, or a piece is named as one")  # fmt: skip
         return flat, counts
 
 
