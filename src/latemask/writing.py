@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from latemask.errors import Refusal
 
 ESCAPED = "backslashreplace"
-"""How JSON becomes bytes: the lone surrogates of a file name that is not UTF-8 become JSON's own escapes."""
+"""How text becomes bytes: the lone surrogates of a file name that is not UTF-8 become escapes, which JSON reads back."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 BROKEN = {errno.EROFS, errno.EIO}
 """What a disk says that is full, or read-only or failing."""
@@ -33,7 +33,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path, waits=True), _aside(path) as aside:
         with aside.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
+            file.write(content.encode(errors=ESCAPED) if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
@@ -43,7 +43,7 @@ def write_whole(path: Path, content: str | bytes) -> Path:
 def write_json(path: Path, value: Any) -> Path:
     """Write ``value`` as indented JSON; numbers that are not finite are an error (``ValueError``)."""
     text = json.dumps(value, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    return write_whole(path, text.encode(errors=ESCAPED))
+    return write_whole(path, text)
 
 
 def json_checksum(value: Mapping[str, Any]) -> str:
