@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from latemask.errors import Refusal
 
 ESCAPED = "backslashreplace"
-"""How text becomes bytes: lone surrogates, as of a file name that is not UTF-8, become escapes, which JSON reads back."""
+"""How text becomes bytes: lone surrogates, as of a file name that is not UTF-8, become escapes that JSON reads back."""
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 BROKEN = {errno.EROFS, errno.EIO}
 """What a disk says that is full, or read-only or failing."""
