@@ -340,9 +340,12 @@ def test_what_processes_tell_each_other() -> None:
     assert exchanged() == ([0.5, 7.0], "/data/Größe ☃", "", [1.0, 10.0])
 
 
-def test_dropout_differs_between_processes_and_resumes_exactly(data: Path, tmp_path: Path) -> None:
-    """At dropout .1 and 2 processes throughout, 3 + resume + 3 equals 6."""
-    run = tiny_run()
+@pytest.mark.parametrize("micro_rows", [2, None])
+def test_dropout_differs_between_processes_and_resumes_exactly(
+    micro_rows: int | None, data: Path, tmp_path: Path
+) -> None:
+    """At dropout .1 and 2 processes throughout, which take 3 and 4 rows, 3 + resume + 3 equals 6."""
+    run = tiny_run(micro_rows=micro_rows)
     on_ranks(2, partial(pretrain, run, data, tmp_path / "whole"))
     on_ranks(2, partial(stopping, run, data, tmp_path / "parts", 2))
     on_ranks(2, partial(pretrain, None, None, tmp_path / "parts", resume="always"))

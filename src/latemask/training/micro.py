@@ -43,14 +43,14 @@ def recompute_blocks(model: Pretrainer) -> None:
 
 def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, precision: Callable, world: World) -> int:
     """Rows for one forward pass: a divisor of ``rows`` that fits the device's memory by two measured points at each
-    masking rate of the run; where processes have different room, the least of them counts for all.
+    masking rate of the run; where processes have different room or ``rows``, the least of them counts for all.
 
     Raises ``Refusal`` where not even one row fits.
     """
     device = world.device
     row_tokens = model.run.shape.row_tokens
     if device.type != "cuda":
-        return _divisor(rows, max(1, CPU_TOKENS // row_tokens))
+        return world.least(_divisor(rows, max(1, CPU_TOKENS // row_tokens)))
     most = max(1, ENOUGH_TOKENS // row_tokens)
     free, _ = torch.cuda.mem_get_info(device)
     moments = sum(8 * shard(parameter).numel() for parameter in model.parameters())
@@ -64,7 +64,7 @@ def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, prec
             raise Refusal("training.micro_rows", f"{free / 1e9:.1f} GB free on the card", wanted,
                           "Choose a smaller recipe")  # fmt: skip
         most = min(most, fits)
-    return _divisor(rows, most)
+    return world.least(_divisor(rows, most))
 
 
 def _step_bytes(
