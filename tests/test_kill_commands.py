@@ -259,7 +259,7 @@ def test_two_at_once_in_one_place(
         while not command.is_saving(tmp_path):
             time.sleep(0.01)
         before = sorted(map(str, tmp_path.iterdir()))
-        with pytest.raises(Refusal, match="another process that is writing it"):
+        with pytest.raises(Refusal, match=rf"another process that is writing it \(process {first.process.pid} on"):
             command.work(tmp_path)
         assert sorted(map(str, tmp_path.iterdir())) == before
         assert first.is_alive

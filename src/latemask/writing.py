@@ -6,14 +6,16 @@ one place, and what a killed process left aside is known for dead: the next to w
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,34 +97,32 @@ def written_aside(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def disk_errors_are_refused(path: Path) -> Iterator[None]:
-    """An error of the disk while ``path`` is written, as a ``Refusal`` that says whether it is full."""
+def disk_errors_are_refused(path: Path, *, others: bool = False) -> Iterator[None]:
+    """An error of the disk while ``path`` is written, as a ``Refusal`` that says whether it is full; with ``others``
+    every error of the system, where all of them are about ``path``."""
     try:
         yield
     except (OSError, SafetensorError) as error:
-        if isinstance(error, OSError) and error.errno not in FULL | BROKEN:
+        if not others and isinstance(error, OSError) and error.errno not in FULL | BROKEN:
             raise
         reason = getattr(error, "strerror", None) or str(error)
+        if not any(os.strerror(number) in reason for number in FULL):
+            raise Refusal(path, reason, "a place that can be written") from error
         free = f", {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB free" if path.parent.is_dir() else ""
-        full = any(os.strerror(number) in reason for number in FULL)
-        raise Refusal(path, f"{reason}{free}", "a disk with room for it" if full else "a disk that works") from error
-
-
-def remove(path: Path) -> None:
-    """Delete a file or a folder; nothing where there is none."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
+        raise Refusal(path, f"{reason}{free}", "a disk with room for it") from error
 
 
 @contextmanager
-def _locked(path: Path, waits: bool) -> Iterator[None]:
-    """``path`` is this writer's alone; another's is waited for, or refused."""
-    lock = path.with_name(f".{path.name}.lock")
+def alone_at(path: Path, lock: Path, doing: str, *, waits: bool = False) -> Iterator[None]:
+    """``path`` is this process's alone, by its hold on the file ``lock``, which says who it is and is deleted at the
+    end, by its holder only.
+
+    Raises ``Refusal`` where another process is ``doing`` something there (or, with ``waits``, waits for it), and where
+    ``lock`` cannot be written.
+    """
     while True:
         try:
-            file = lock.open("ab")
+            file = lock.open("ab+", buffering=0)
         except OSError as error:
             found = f"a path that cannot be written ({error.strerror})"
             raise Refusal(path, found, "a folder to write into") from error
@@ -133,14 +133,31 @@ def _locked(path: Path, waits: bool) -> Iterator[None]:
         except FileNotFoundError:  # its last holder has just deleted it
             pass
         except BlockingIOError:
+            file.seek(0)
+            found = f"another process that is {doing} ({file.read().decode(errors='replace')})"
             file.close()
-            raise Refusal(path, "another process that is writing it", "a place of its own for each") from None
+            raise Refusal(path, found, "a place of its own for each") from None
         file.close()
     try:
+        with contextlib.suppress(OSError):  # on a full disk it is held without a name
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
         yield
     finally:
         lock.unlink(missing_ok=True)
         file.close()
+
+
+def remove(path: Path) -> None:
+    """Delete a file or a folder; nothing where there is none."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _locked(path: Path, waits: bool) -> AbstractContextManager[None]:
+    return alone_at(path, path.with_name(f".{path.name}.lock"), "writing it", waits=waits)
 
 
 @contextmanager

@@ -1,26 +1,20 @@
-"""What guards a run folder: one process group at a time, signals answered before the next pass; a full disk and too
-large a model named."""
+"""What guards a run folder: one process group at a time, signals answered before the next pass; too large a model
+named."""
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import os
-import shutil
 import signal
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import FileIO
 from pathlib import Path
-
-from safetensors import SafetensorError
 
 from latemask.config import Run
 from latemask.counts import parameters
 from latemask.errors import Refusal
 from latemask.training.distributed import World
+from latemask.writing import alone_at
 
 STOPPING = "stopping after the pass that runs now, then saving"
 
@@ -61,43 +55,18 @@ def locked(out: Path, world: World) -> Iterator[None]:
         yield
         return
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    path = out / ".lock"
     try:
         try:
             out.mkdir(parents=True, exist_ok=True)
-            file = _lock(path)
         except OSError as error:
             found = f"a path that cannot be written ({error.strerror})"
             raise Refusal(out, found, "a folder to write into") from None
-        with file:
-            try:
-                yield
-            finally:
-                path.unlink(missing_ok=True)
+        with alone_at(out, out / ".lock", "training in it"):
+            yield
     finally:
         with contextlib.suppress(OSError):  # where it holds something now
             for folder in made:
                 folder.rmdir()
-
-
-def _lock(path: Path) -> FileIO:
-    """The open file ``path``, locked; the process that holds it deletes it, so it must still be there once locked."""
-    while True:
-        file = path.open("ab+", buffering=0)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            found = f"another process that is training in it ({file.read().decode()})"
-            file.close()
-            raise Refusal(path.parent, found, "a folder of its own for each run") from None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                with write_errors_are_refused(path):
-                    file.truncate(0)
-                    file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-                return file
-        file.close()
 
 
 def refuse_beyond_memory(run: Run) -> None:
@@ -106,19 +75,3 @@ def refuse_beyond_memory(run: Run) -> None:
     if 4 * numbers > room:
         size = f"{numbers:.3g} parameters of {run.recipe}, {4 * numbers / 1e9:.3g} GB"
         raise Refusal("shape, decoder", size, f"at most this machine's memory, {room / 1e9:,.0f} GB")
-
-
-FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-@contextmanager
-def write_errors_are_refused(path: Path) -> Iterator[None]:
-    """An error of the disk while ``path`` is written, as a ``Refusal`` that says whether the disk is full."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        if getattr(error, "errno", None) in FULL or any(os.strerror(number) in reason for number in FULL):
-            free = f", {shutil.disk_usage(path.parent).free / 1e6:,.1f} MB free" if path.parent.is_dir() else ""
-            raise Refusal(path, f"{reason}{free}", "a disk with room for it") from error
-        raise Refusal(path, reason, "a file that can be written") from error

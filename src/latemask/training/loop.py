@@ -35,13 +35,14 @@ from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
 from latemask.training.data_parallel import dismantle, gathered, reducing
 from latemask.training.distributed import World, joined_world
-from latemask.training.guards import locked, refuse_beyond_memory, signals, write_errors_are_refused
+from latemask.training.guards import locked, refuse_beyond_memory, signals
 from latemask.training.micro import out_of_memory_is_refused
 from latemask.training.optimizer import Verdict, optimizer_tensors, update
 from latemask.training.parts import Parts, assemble, device_name, facts, memory_bytes
 from latemask.training.resuming import refuse_another_run
 from latemask.training.schedules import learning_rate, share_of_updates
 from latemask.training.watch import Display, Stopwatch
+from latemask.writing import disk_errors_are_refused
 
 PREEMPTED = 75
 """Exit status of the command after SIGTERM: the run was saved and wants to be resumed."""
@@ -184,7 +185,7 @@ def _train(
         if world.leads:
             listeners = journal.listeners(trackers, out, dataclasses.asdict(run))
             resumed_at = (state.updates, state.batch_index) if is_resumed else None
-            with write_errors_are_refused(out / "journal.jsonl"):
+            with disk_errors_are_refused(out / "journal.jsonl", others=True):
                 book = stack.enter_context(closing(journal.Journal(out / "journal.jsonl", resumed_at, listeners)))
         signalled = stack.enter_context(signals(world))
         stack.enter_context(out_of_memory_is_refused(parts.micro_rows))
@@ -194,7 +195,7 @@ def _train(
 
         def note(kind: str, **values: Any) -> None:
             if book is not None:
-                with write_errors_are_refused(out / "journal.jsonl"):
+                with disk_errors_are_refused(out / "journal.jsonl", others=True):
                     book.add(kind, step=state.updates, **values)
                 display.hear(kind, {"step": state.updates, **values})
 
@@ -210,7 +211,7 @@ def _train(
                     if is_new:
                         now = dataclasses.replace(state, seconds=watch.seconds, loss_sum=float(loss_sum),
                                                   micro_rows=parts.micro_rows, processes=world.size)  # fmt: skip
-                        with write_errors_are_refused(folder):
+                        with disk_errors_are_refused(folder, others=True):
                             checkpoint.write(out, run, now, weights, moments, tokenizer)
                     checkpoint.prune(out, settings.keep, state.best_step)  # also after a kill between the two
                     if is_new:
