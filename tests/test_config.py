@@ -350,7 +350,18 @@ def test_replace_refuses_a_field_that_the_recipe_has_not(name):
     with pytest.raises(Refusal) as refused:
         config.replace(recipe("mlm_base"), {name: 1})
     assert refused.value.where == (name or "a field without a name")
-    assert "training.steps" in refused.value.wanted
+    assert "a field such as" in refused.value.wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("masking.rats", "masking.rate"), ("steps", "training.steps"), ("shape.learning_rat", "training.learning_rate")],
+)
+def test_replace_names_the_fields_that_may_be_meant_and_no_others(name, meant):
+    with pytest.raises(Refusal) as refused:
+        config.replace(recipe("mae_lm_base"), {name: 1})
+    assert meant in refused.value.wanted
+    assert len(str(refused.value)) < 240
 
 
 def test_replace_refuses_a_value_that_breaks_a_rule():

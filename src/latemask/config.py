@@ -7,6 +7,7 @@ Each field states its unit and meaning right below itself. Validation happens at
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -310,11 +311,21 @@ def replace(run: Run, changes: dict[str, Any]) -> Run:
         part, _, leaf = name.partition(".")
         if name not in _dotted(run):
             where = name or "a field without a name"
-            raise Refusal(where, "no such field in this recipe", f"one of {', '.join(_dotted(run))}")
+            raise Refusal(where, "no such field in this recipe", f"a field such as {', '.join(_alike(name, run))}",
+                          f"`latemask pretrain {run.recipe} --help` lists all of them")  # fmt: skip
         parts.setdefault(part, {})[leaf] = value
     return dataclasses.replace(
         run, **{part: dataclasses.replace(getattr(run, part), **leaves) for part, leaves in parts.items()}
     )
+
+
+def _alike(name: str, run: Run) -> list[str]:
+    """Fields with a name like this one, or with its last part; where there is none, two that every recipe has."""
+    fields = _dotted(run)
+    leaves = {field.rpartition(".")[2] for field in fields}
+    near = difflib.get_close_matches(name.rpartition(".")[2], leaves)
+    found = [*difflib.get_close_matches(name, fields), *(f for f in fields if f.rpartition(".")[2] in near)]
+    return list(dict.fromkeys(found))[:4] or ["masking.rate", "training.steps"]
 
 
 def _dotted(run: Run) -> list[str]:
