@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -32,7 +33,7 @@ from transformers import (
 
 from latemask.config import Run
 from latemask.errors import Refusal
-from latemask.hf import ExportOptions, FillOptions, exporting, run_export, run_fill, stock
+from latemask.hf import ExportOptions, FillOptions, exporting, run_export, run_fill, stock, tokenization
 from latemask.hf.exporting import export
 from latemask.hf.filling import Guess, fill
 from latemask.hf.loading import load_encoder, load_masked_model, load_tokenizer_of
@@ -355,12 +356,12 @@ def test_a_wrong_export_is_refused_and_leaves_nothing(fault, found, tmp_path, mo
 @pytest.mark.slow
 def test_another_tokenizer_is_refused(tmp_path, monkeypatch):
     write_run(tmp_path / "run", small("mae_lm", positions="absolute"), byte_level())
-    as_it_is = exporting._with_special_tokens
+    as_it_is = tokenization._with_special_tokens
 
-    def lower_cased(tokenizer, fills_masks):
-        return as_it_is(tokenizer, fills_masks) | {"normalizer": {"type": "Lowercase"}}
+    def lower_cased(whole, tokenizer, fills_masks):
+        return as_it_is(whole, tokenizer, fills_masks) | {"normalizer": {"type": "Lowercase"}}
 
-    monkeypatch.setattr(exporting, "_with_special_tokens", lower_cased)
+    monkeypatch.setattr(tokenization, "_with_special_tokens", lower_cased)
     with pytest.raises(Refusal, match="other ids"):
         export(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -374,6 +375,14 @@ def test_what_is_there_is_kept_unless_it_is_an_export(encoder, tmp_path):
     with pytest.raises(Refusal, match="other things"):
         export(run, tmp_path, overwrite=True)
     assert (tmp_path / "notes.txt").read_text() == "mine"
+    exporting.refuse_taken(encoder, overwrite=True)
+    downloaded = tmp_path / "downloaded"
+    shutil.copytree(encoder, downloaded)
+    for card in ("---\ntags:\n- exbert\n---\n\n# A model\n", None):
+        (downloaded / "README.md").unlink() if card is None else (downloaded / "README.md").write_text(card)
+        with pytest.raises(Refusal, match="other things"):
+            export(run, downloaded, overwrite=True)
+    assert (downloaded / "model.safetensors").is_file()
     with pytest.raises(Refusal, match="run folder"):
         export(encoder, tmp_path / "out")
     write_run(tmp_path / "bart", small("decoder_causal_cross"), byte_level())

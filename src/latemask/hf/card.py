@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from latemask.hf.verification import Verified
 
 METHOD_TAGS = {"mlm": "masked-language-modeling", "three_ml": "3ml", "mae_lm": "mae-lm"}
+TAG = "latemask"
+"""Of every export's card."""
 
 
 def card(step: Path, run: Run, verified: Verified, names: dict[str, str], *, fills_masks: bool, has_code: bool) -> str:
     """README.md: YAML head (no license: that is the owner's to choose) and text. ``names`` of the special tokens."""
     method = next((tag for name, tag in METHOD_TAGS.items() if run.recipe.startswith(name)), None)
-    tags = ["latemask", *([method] if method else []), *(["custom_code"] if has_code else [])]
+    tags = [TAG, *([method] if method else []), *(["custom_code"] if has_code else [])]
     task = "fill-mask" if fills_masks else "feature-extraction"
     head = ["---", "library_name: transformers", f"pipeline_tag: {task}", "tags:", *[f"- {tag}" for tag in tags], "---"]
     about = "A masked language model: encoder, what fills the masks, and head." if fills_masks else (

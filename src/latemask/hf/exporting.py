@@ -13,11 +13,11 @@ from safetensors.torch import save_file
 
 from latemask.errors import Refusal
 from latemask.hf import modeling_latemask, stock
-from latemask.hf.card import card
+from latemask.hf.card import TAG, card
 from latemask.hf.loading import Source
 from latemask.hf.options import Kind
 from latemask.hf.sentence import write_sentence
-from latemask.hf.tokenization import TOKENIZER_CONFIG, write_tokenizer
+from latemask.hf.tokenization import write_tokenizer
 from latemask.hf.verification import Verified, verify
 from latemask.model.masked_model import MaskedModel
 from latemask.model.pretrainer import Pretrainer
@@ -53,7 +53,7 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
     step, out = Source.of(folder).step, Path(out)
     if step is None:
         raise Refusal(folder, "a Hugging Face model", "a run folder or a step folder")
-    check_free(out, overwrite, TOKENIZER_CONFIG)
+    refuse_taken(out, overwrite)
     pretrainer, tokenizer = checkpoint.read_pretrainer(step), load_tokenizer(step / checkpoint.TOKENIZER)
     run, fills_masks = pretrainer.run, kind == "masked-lm"
     if tokenizer.vocabulary > run.shape.vocabulary or tokenizer.specials != run.shape.specials:
@@ -72,6 +72,14 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
         text = card(step, run, verified, tokenizer.special_names, fills_masks=fills_masks, has_code=has_code)
         (aside / CARD).write_text(text, encoding="utf-8")
     return Exported(**vars(verified), folder=out)
+
+
+def refuse_taken(out: Path, overwrite: bool) -> None:
+    """Raise ``Refusal`` where ``out`` holds something, or, to ``overwrite``, anything but an export: other models of
+    transformers have the same files, but not the tag in their card."""
+    check_free(out, overwrite, CARD)
+    if (out / CARD).is_file() and f"- {TAG}\n" not in (out / CARD).read_text(encoding="utf-8", errors="replace"):
+        raise Refusal(out, f"other things (a {CARD} without the tag {TAG})", "a folder that may be overwritten")
 
 
 def _write_model(folder: Path, pretrainer: Pretrainer, family: stock.Family, fills_masks: bool) -> None:
