@@ -96,7 +96,8 @@ def exporting(run: Path, texts: Path) -> Command:
 
     def before(out: Path) -> None:
         work(out)
-        (out / "hf" / "README.md").write_text("of old")
+        with open(out / "hf" / "README.md", "a") as card:
+            card.write("of old")
 
     def load(out: Path) -> None:
         load_encoder(out / "hf")
