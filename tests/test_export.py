@@ -405,6 +405,17 @@ def test_export_says_what_it_is_doing_before_it_waits(tmp_path, monkeypatch, cap
     assert str(tmp_path / "out") in told[0]
 
 
+def test_the_card_of_a_stopped_run_says_what_was_trained_after_the_last_train_line(tmp_path):
+    from latemask.hf.card import numbers
+
+    lines = [{"kind": "train", "step": 50, "tokens": 400, "seconds": 1800.0, "loss": 2.0},
+             {"kind": "end", "step": 69, "tokens": 552, "seconds": 3600.0, "reason": "signal"},
+             {"kind": "end", "step": 90, "tokens": 720, "seconds": 7200.0, "reason": "steps"}]  # fmt: skip
+    (tmp_path / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    told = dict(numbers(tmp_path / "step-0000069", recipe("mlm_tiny")))
+    assert (told["input tokens seen"], told["training time"]) == ("552", "1.00 h")
+
+
 def test_a_journal_line_made_by_hand_is_named_by_the_card(tmp_path):
     from latemask.hf.card import numbers
 

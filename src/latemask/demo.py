@@ -274,7 +274,8 @@ def compare(runs: dict[str, Run], store: TokenStore, out: Path) -> tuple[dict[st
         f"ln {store.vocabulary:,} = {math.log(store.vocabulary):.3f}. "
         f"FLOPs: executed per token at the demo's shape, {shape.depth} blocks and rows of {shape.row_tokens} tokens, "
         f"where one block of decoder weighs more than in the recipes as they stand ({as_listed}: latemask recipes). "
-        "Rank: directions that carry 90 % of the last layer's energy on clean text."
+        "Rank: directions that carry 90 % of the last layer's energy on clean text. "
+        "Minutes of training on one text say nothing about which method is better in the end."
     )
     console.table("", columns, rows)
     console.say(note)
@@ -288,7 +289,8 @@ def compare(runs: dict[str, Run], store: TokenStore, out: Path) -> tuple[dict[st
         Table("Held-out text", columns, tuple(rows), note),
         Drawing("loss", "Loss on held-out text", drawn, "Below word frequencies an encoder has begun to read context."),
         Drawing("rank", "Directions in use", ranks, "Effective rank of clean text's vectors, layer by layer (MAE-LM "
-                "Figure 1): an encoder that was shown [MASK] keeps directions for it."),
+                "Figure 1). There an encoder that was shown [MASK] keeps directions for it; runs this short need not "
+                "show that."),
     ]  # fmt: skip
     numbers = {
         "rate": RATE,

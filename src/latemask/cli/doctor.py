@@ -70,7 +70,7 @@ def machine(device: torch.device) -> list[tuple[str, str]]:
     has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     rows = [
         ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
-        ("processor", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads used by torch"),
+        ("processor", f"{os.cpu_count()} cores, threads used by torch: {torch.get_num_threads()}"),
     ]
     if device.type == "cuda":
         for number in range(torch.cuda.device_count()):

@@ -257,4 +257,4 @@ def finish(out: Path) -> None:
     here = shlex.quote(str(out))
     console.say(f"Next: latemask report {here} --out {here}/report.html")
     each = f'for run in {here}/*/; do latemask finetune "$run" --task glue --data GLUE; done'
-    console.say(f"With scores downstream in it: first {each}")
+    console.say(f"For scores downstream in that report, run this before it: {each}")

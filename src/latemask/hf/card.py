@@ -51,9 +51,10 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
     lines = journal_lines(step.parent / "journal.jsonl", number)
     if number is not None:
         rows.append(("steps", f"{number:,} of {run.training.batch_rows:,} rows"))
-    if trained := [line for line in lines if line.get("kind") == "train"]:
-        rows.append(("input tokens seen", f"{trained[-1]['tokens']:,}"))
-        rows.append(("training time", f"{trained[-1]['seconds'] / 3600:.2f} h"))
+    told = {name: [line[name] for line in lines if line.get(name) is not None] for name in ("tokens", "seconds")}
+    if told["tokens"]:  # of a run that was stopped between two train lines its end line says the most
+        rows.append(("input tokens seen", f"{max(told['tokens']):,}"))
+        rows.append(("training time", f"{max(told['seconds'], default=0.0) / 3600:.2f} h"))
     if validated := [line for line in lines if line.get("kind") == "validation"]:
         last = validated[-1]
         rate = f"masking rate {last['rate']:g}, " if isinstance(last.get("rate"), int | float) else ""
