@@ -28,6 +28,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import psutil
+from disk import folder_bytes
 
 ROW_TOKENS = 512
 
@@ -113,17 +114,6 @@ def children(process: psutil.Process) -> list[psutil.Process]:
         return process.children(recursive=True)
     except psutil.Error:
         return []
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below ``folder``."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:
-            continue
-    return total
 
 
 def text_bytes(files: list[str]) -> int:

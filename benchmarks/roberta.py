@@ -68,7 +68,7 @@ def main() -> None:
     """Train, and write journal and checkpoints."""
     options, run = read(sys.argv[1:])
     store = open_store(options.data)
-    run = config.replace(run, {"shape.vocabulary": store.vocabulary, "shape.specials": store.specials})
+    run = store.fitted(run)
     if options.out.exists():
         raise Refusal(options.out, "something already there", "a new folder")
     options.out.mkdir(parents=True)
@@ -93,13 +93,10 @@ class Trainer:
         self.precision = autocast(settings.precision, self.world.device)
         self.loss_of = torch.compile(self._loss, dynamic=False) if self.is_cuda else self._loss
         rows = Rows(store.train, run.shape, run.masked_tokens, f"{store.folder} (train)")
-        seed = settings.seed if settings.data_seed is None else settings.data_seed
-        self.batches = TrainingBatches(rows, run.masking, settings.batch_rows, seed)
+        self.batches = TrainingBatches(rows, run.masking, settings.batch_rows, settings.order_seed)
         self.micro_rows = settings.micro_rows or min(settings.batch_rows, 128 if self.is_cuda else 8)
         self.validation = Validation(run, store) if settings.validate_every else None
-        self.state = State(data=str(store.folder.resolve()),
-                           data_fingerprint=f"{store.tokenizer_fingerprint}:{len(store.train.tokens)}:"
-                                            f"{len(store.train.starts) - 1}")  # fmt: skip
+        self.state = State(data=str(store.folder.resolve()), data_fingerprint=store.fingerprint)
 
     def train(self) -> None:
         """All updates, or as many as fit the seconds."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from disk import folder_bytes
 
 LOG_EVERY, SAVE_EVERY, KEEP = 5, 50, 2
 MOST_KEPT = KEEP + 2
@@ -59,17 +60,6 @@ def sample(process: psutil.Process, run: Path, log: Path) -> dict[str, float]:
         "step_folders": sum(1 for path in run.glob("step-*")),
         "log_bytes": log.stat().st_size,
     }
-
-
-def folder_bytes(folder: Path) -> int:
-    """Bytes of all files below ``folder``; what vanishes meanwhile counts nothing."""
-    total = 0
-    for path in folder.rglob("*"):
-        try:
-            total += path.stat().st_size
-        except FileNotFoundError:
-            continue
-    return total
 
 
 def trend(samples: list[dict[str, float]], name: str) -> float:

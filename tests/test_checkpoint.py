@@ -27,14 +27,9 @@ from latemask.training.checkpoint import State
 from latemask.training.loop import pretrain
 from latemask.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from latemask.training.validation import Loss, Validation
-from training_support import Process, assert_same_bits, lines_of, tensors_of, tiny_run, wait_until, write_store
+from training_support import Process, assert_same_bits, lines_of, mounted_disk, tensors_of, tiny_run, wait_until
 
 FILES = ("encoder.safetensors", "optimizer.safetensors", "rest.safetensors", "run.json", "state.json", "tokenizer.json")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_store(tmp_path_factory.mktemp("prepared") / "data")
 
 
 @pytest.fixture(scope="module")
@@ -351,14 +346,8 @@ def test_killed_while_saving(kills: int, tmp_path: Path) -> None:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 1 MB; where none may be mounted, the test is skipped (limits on file sizes are tested below)."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
-        pytest.skip("a disk can be mounted by root only")
-    try:
+    with mounted_disk(tmp_path / "disk", "1m") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 def assert_only_whole_steps(out: Path) -> None:

@@ -32,15 +32,9 @@ from training_support import (
     wait_until,
     with_training,
     without_dropout,
-    write_store,
 )
 
 LAST = "step-0000006"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_store(tmp_path_factory.mktemp("prepared") / "data")
 
 
 @pytest.fixture(scope="module")

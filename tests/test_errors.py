@@ -30,7 +30,6 @@ NO_REFUSAL = {
     ("kernels/linear_cross_entropy.py", "backward"): "RuntimeError",  # contracts between our own files
     ("downstream/finetune.py", "train"): "ValueError",
     ("feed/batches.py", "__init__"): "ValueError",
-    ("fields.py", "parse"): "NotImplementedError",
     ("downstream/examples.py", "_read"): "ValueError",  # the caller counts the row with this reason
     ("downstream/examples.py", "_number"): "_UnknownClass",
     ("demo.py", "train"): "KeyboardInterrupt",  # Ctrl-C, handed on

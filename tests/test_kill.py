@@ -22,16 +22,11 @@ import torch
 from latemask.config import Run
 from latemask.training import checkpoint
 from latemask.training.loop import Outcome, pretrain
-from training_support import Process, assert_same_bits, lines_of, on_ranks, start_ranks, tiny_run, write_store
+from training_support import Process, assert_same_bits, lines_of, on_ranks, start_ranks, tiny_run
 
 RUN = tiny_run(steps=8, log_every=3, save_every=2, validate_every=4, keep=1)
 """Dropout .1; 8 batches of 7 rows pass over the 30 rows nearly twice; steps 0, 2, 4, 6, 8 are saved."""
 LAST, LINES = "step-0000008", 13
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_store(tmp_path_factory.mktemp("prepared") / "data")
 
 
 @pytest.fixture(scope="module")

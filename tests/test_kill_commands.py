@@ -39,7 +39,7 @@ from latemask.recipes import recipe
 from latemask.text.prepare import prepare
 from latemask.text.store import open_store
 from trained import TEXT, byte_level, write_run
-from training_support import Process
+from training_support import Process, mounted_disk
 
 NARROW = {"shape.depth": 1, "shape.width": 32, "shape.heads": 2, "shape.feedforward": 64, "shape.row_tokens": 48}
 CLOCKED = {"train_seconds", "examples_per_second", "seconds_so_far", "seconds"}
@@ -304,14 +304,8 @@ def test_a_file_that_cannot_be_written(
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of 60 KB; where none may be mounted, the test is skipped (limits on file sizes are tested above)."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=60k", "tmpfs", str(disk)], capture_output=True).returncode:
-        pytest.skip("a disk can be mounted by root only")
-    try:
+    with mounted_disk(tmp_path / "disk", "60k") as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -17,8 +17,7 @@ roberta = load("roberta")
 def test_roberta_learns_and_its_checkpoint_is_a_run_of_ours(tmp_path):
     store = open_store(write_store(tmp_path / "data"))
     changes = {"shape.positions": "absolute", "shape.dropout": 0.0, "training.steps": 12, "training.validate_every": 6}
-    run = replace(tiny_run("mlm"), changes)
-    run = replace(run, {"shape.vocabulary": store.vocabulary, "shape.specials": store.specials})
+    run = store.fitted(replace(tiny_run("mlm"), changes))
     (tmp_path / "out").mkdir()
     trainer = roberta.Trainer(run, roberta.Options(store.folder, tmp_path / "out"), store)
     trainer.train()

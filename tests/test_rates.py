@@ -30,15 +30,10 @@ from latemask.training import loop, micro
 from latemask.training.checkpoint import read_run
 from latemask.training.loop import pretrain
 from samples import batch_of, prose, small
-from training_support import assert_same_bits, lines_of, tensors_of, tiny_run, with_training, write_store
+from training_support import assert_same_bits, lines_of, tensors_of, tiny_run, with_training
 
 LAST = "step-0000006"
 RATES = [0.5, 0.5, 0.3, 0.3, 0.3, 0.15]
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_store(tmp_path_factory.mktemp("prepared") / "data")
 
 
 def falling(**training) -> Run:

@@ -37,11 +37,6 @@ from training_support import (
 LAST = "step-0000006"
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_store(tmp_path_factory.mktemp("prepared") / "data")
-
-
 def stop_in_batch(patch: pytest.MonkeyPatch, index: int) -> None:
     """SIGTERM while batch ``index`` is computed."""
     accumulate = loop._accumulate

@@ -33,15 +33,9 @@ from training_support import (
     tiny_run,
     with_training,
     without_dropout,
-    write_store,
 )
 
 LAST = "step-0000006"
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_store(tmp_path_factory.mktemp("prepared") / "data")
 
 
 def steady(system: str = "mae_lm", **training: Any) -> Run:

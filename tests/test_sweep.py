@@ -31,11 +31,6 @@ NAMES = ["masking.delta=0", "masking.delta=0.5", "masking.delta=1"]
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory) -> Path:
-    return write_store(tmp_path_factory.mktemp("data") / "store")
-
-
-@pytest.fixture(scope="module")
 def swept(data, tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp("swept") / "out"
     assert sweep(tiny_run("delta", steps=2), DELTAS, data, out) == 0

@@ -53,11 +53,6 @@ from training_support import (
 ALONE = World(0, 1, torch.device("cpu"))
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_store(tmp_path_factory.mktemp("prepared") / "data")
-
-
 def assembled(run: Run, data: Path) -> Parts:
     torch.manual_seed(run.training.seed)
     return assemble(run, open_store(data), Pretrainer(run), {}, None, ALONE)

@@ -7,10 +7,11 @@ import multiprocessing
 import os
 import signal
 import socket
+import subprocess
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -199,3 +200,17 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
     while not condition():
         assert time.monotonic() < limit, f"nothing after {seconds} s"
         time.sleep(0.005)
+
+
+@contextmanager
+def mounted_disk(place: Path, size: str) -> Iterator[Path]:
+    """A disk of its own at ``place``, of ``size`` as mount says it; where none may be mounted, the test is skipped."""
+    place.mkdir()
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)], capture_output=True
+    ).returncode:
+        pytest.skip("a disk can be mounted by root only")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)

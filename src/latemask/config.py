@@ -186,6 +186,11 @@ class Training(Typed):
         require(self.validation_rate is None or 0 < self.validation_rate < 1, "training.validation_rate",
                 self.validation_rate, "more than 0 and less than 1, or none")  # fmt: skip
 
+    @property
+    def order_seed(self) -> int:
+        """Of data order and masks."""
+        return self.seed if self.data_seed is None else self.data_seed
+
 
 class Stage(NamedTuple):
     """A part of a run whose masking rate is one number."""

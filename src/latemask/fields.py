@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import sys
 import types
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from latemask.errors import Refusal
@@ -18,16 +19,16 @@ def require(holds: bool, where: str, found: object, wanted: str) -> None:
         raise Refusal(where, repr(found), wanted)
 
 
-class Spelled:
+class Spelled(ABC):
     """A value that stands as one text in files and on the command line; ``str`` writes it, ``parse`` reads it."""
 
     example: ClassVar[str]
     metavar: ClassVar[str]
 
     @classmethod
+    @abstractmethod
     def parse(cls, text: str) -> Self:
         """Raises ``Refusal`` for any other text."""
-        raise NotImplementedError
 
 
 @functools.cache

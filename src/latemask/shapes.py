@@ -76,9 +76,7 @@ class Shape(Typed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("depth", "width", "heads", "feedforward"):
-            require(getattr(self, name) >= 1, f"shape.{name}", getattr(self, name), "at least 1")
-        require(self.width % self.heads == 0, "shape.heads", self.heads, f"a divisor of shape.width {self.width}")
+        _require_sizes(self)
         require(3 <= self.row_tokens <= 65536, "shape.row_tokens", self.row_tokens, "3 to 65,536 tokens")
         require(self.vocabulary > max(self.specials.ids), "shape.vocabulary", self.vocabulary,
                 f"more ids than the largest special id, {max(self.specials.ids)}")  # fmt: skip
@@ -130,9 +128,7 @@ class Decoder(Typed):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("depth", "width", "heads", "feedforward"):
-            require(getattr(self, name) >= 1, f"decoder.{name}", getattr(self, name), "at least 1")
-        require(self.width % self.heads == 0, "decoder.heads", self.heads, f"a divisor of decoder.width {self.width}")
+        _require_sizes(self)
         require(tuple(self.sublayers) in (("self",), ("self", "cross"), ("cross",)), "decoder.sublayers",
                 self.sublayers, "self, self cross, or cross")  # fmt: skip
         can_rotate = "self" in self.sublayers and self.width // self.heads % 2 == 0
@@ -141,3 +137,10 @@ class Decoder(Typed):
         require(not self.rewrites or self.sublayers == ("self", "cross"), "decoder.rewrites", self.rewrites,
                 "sublayers self cross when the decoder rewrites the row")  # fmt: skip
         require(0 <= self.dropout < 1, "decoder.dropout", self.dropout, "0 <= dropout < 1")
+
+
+def _require_sizes(of: Shape | Decoder) -> None:
+    """What every stack of blocks obeys."""
+    for name in ("depth", "width", "heads", "feedforward"):
+        require(getattr(of, name) >= 1, f"{of._part}{name}", getattr(of, name), "at least 1")
+    require(of.width % of.heads == 0, f"{of._part}heads", of.heads, f"a divisor of {of._part}width {of.width}")

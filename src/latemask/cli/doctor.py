@@ -23,7 +23,7 @@ from latemask.kernels import HAS_TRITON, linear_cross_entropy, relative_attentio
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
 from latemask.text.store import open_store
-from latemask.training.distributed import pick_device
+from latemask.training.distributed import has_bf16, pick_device
 
 PACKAGES = ("torch", "numpy", "tokenizers", "transformers", "safetensors", "pyarrow", "triton")
 
@@ -67,7 +67,6 @@ def check_data(folder: str) -> None:
 
 def machine(device: torch.device) -> list[tuple[str, str]]:
     """What is here: processor, card, versions, kernels."""
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     rows = [
         ("system", f"{platform.system()} {platform.machine()}, Python {platform.python_version()}"),
         ("processor", f"{os.cpu_count()} cores, threads used by torch: {torch.get_num_threads()}"),
@@ -85,7 +84,7 @@ def machine(device: torch.device) -> list[tuple[str, str]]:
         except importlib.metadata.PackageNotFoundError:
             rows.append((package, "not installed"))
     rows += [
-        ("precision by default", "bf16" if has_bf16 else "fp32"),
+        ("precision by default", "bf16" if has_bf16(device) else "fp32"),
         ("blocks compiled by default", "yes" if device.type == "cuda" else "no"),
         ("attention kernels allowed", ", ".join(attention_kernels(device))),
     ]
@@ -94,9 +93,7 @@ def machine(device: torch.device) -> list[tuple[str, str]]:
 
 def kernels(device: torch.device) -> list[tuple[str, str, str]]:
     """Each kernel of latemask's own: its name, whether a run with the default settings takes it, and why not."""
-    kind, dtype = ("bf16", torch.bfloat16) if device.type == "cuda" else ("fp32", torch.float32)
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
-        kind, dtype = "fp32", torch.float32
+    kind, dtype = ("bf16", torch.bfloat16) if has_bf16(device) else ("fp32", torch.float32)
     why = f"a GPU of the CUDA kind is wanted, this runs on {device.type}" if device.type != "cuda" else (
         "Triton is not installed" if not HAS_TRITON else f"{kind} on {torch.cuda.get_device_name(device)}")  # fmt: skip
     shape = recipe("mae_lm_base").shape

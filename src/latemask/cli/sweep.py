@@ -83,7 +83,7 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
         raise Refusal("sweep", "several processes for one run (torchrun)", "one process for each card",
                       "Start the command once a card with its CUDA_VISIBLE_DEVICES; they share --out")  # fmt: skip
     store = open_store(data)
-    fitted = replace(run, {"shape.vocabulary": store.vocabulary, "shape.specials": store.specials})
+    fitted = store.fitted(run)
     values = read_vary(fitted, vary)
     found = points(fitted, values)
     text = [store.tokenizer_fingerprint, len(store.train.tokens), len(store.valid.tokens)]

@@ -20,6 +20,7 @@ from latemask.downstream.bucketed import Batch, DeviceRows
 from latemask.downstream.heads import FineTuned, losses
 from latemask.downstream.settings import Settings
 from latemask.errors import Refusal
+from latemask.training.distributed import has_bf16
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All but cuDNN, whose gradient is NaN with a mask at some lengths (pytorch/pytorch#196678)."""
@@ -166,10 +167,9 @@ def autocast(device: torch.device, settings: Settings) -> Iterator[None]:
 
     Nothing is cached between products: a graph would keep copies of weights that it then changes.
     """
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if settings.precision == "bf16" and device.type == "cuda" and not has_bf16:
+    if settings.precision == "bf16" and device.type == "cuda" and not has_bf16(device):
         raise Refusal("--precision", "bf16, on a GPU without it", "fp32")
-    wanted = settings.precision == "bf16" or (settings.precision == "auto" and has_bf16)
+    wanted = settings.precision == "bf16" or (settings.precision == "auto" and has_bf16(device))
     with torch.autocast(device.type, torch.bfloat16, enabled=wanted, cache_enabled=False):
         yield
 

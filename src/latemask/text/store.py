@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from latemask.config import Specials
+from latemask.config import Run, Specials, replace
 from latemask.errors import Refusal
 from latemask.text.array import VERSION, ArrayFile, ArrayWriter
 from latemask.text.tokenizer import FILE, Tokenizer, load_tokenizer
@@ -100,6 +100,15 @@ class TokenStore:
     source_names: tuple[str, ...]
     summary: dict[str, Any]
     """All of ``store.json``."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Of tokenizer and training text: what a run that goes on must find again."""
+        return f"{self.tokenizer_fingerprint}:{len(self.train.tokens)}:{len(self.train.starts) - 1}"
+
+    def fitted(self, run: Run) -> Run:
+        """``run`` with the vocabulary and special ids of this text."""
+        return replace(run, {"shape.vocabulary": self.vocabulary, "shape.specials": self.specials})
 
     @cached_property
     def train(self) -> Split:

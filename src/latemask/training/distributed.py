@@ -75,6 +75,11 @@ class World:
         return self.rank * rows // self.size, (self.rank + 1) * rows // self.size
 
 
+def has_bf16(device: torch.device) -> bool:
+    """Whether ``device`` multiplies bfloat16 in hardware."""
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+
+
 def pick_device(local_rank: int = 0) -> torch.device:
     """The GPU of this process (CUDA, then Apple's), else the CPU."""
     if torch.cuda.is_available():

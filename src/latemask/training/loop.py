@@ -24,13 +24,13 @@ from torch import Tensor
 
 from latemask.batch import Batch
 from latemask.cards import card_of_device
-from latemask.config import Run, replace
+from latemask.config import Run
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.feed.masking import DROPOUT, noise
 from latemask.feed.prefetch import Prefetch
 from latemask.model.pretrainer import Pretrainer
-from latemask.text.store import TokenStore, open_store
+from latemask.text.store import open_store
 from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
 from latemask.training.data_parallel import dismantle, gathered, reducing
@@ -108,10 +108,10 @@ def pretrain(
         if run is None or data is None:
             raise Refusal("pretrain", "no recipe or no data", "RECIPE --data DATA --out FOLDER, or a run to resume")
         store = open_store(Path(data))
-        run = _fitted(run, store)
+        run = store.fitted(run)
         refuse_beyond_memory(run)
         torch.manual_seed(run.training.seed)
-        state = State(data=str(Path(data).resolve()), data_fingerprint=_fingerprint(store))
+        state = State(data=str(Path(data).resolve()), data_fingerprint=store.fingerprint)
         parts = assemble(run, store, Pretrainer(run), {}, None, world)
         if world.leads:
             checkpoint.sweep(out)
@@ -128,10 +128,10 @@ def _resumed(
     saved, state = checkpoint.read_run(step), checkpoint.read_state(step)
     store = open_store(Path(data if data is not None else state.data))
     state = dataclasses.replace(state, data=str(store.folder.resolve()))
-    if _fingerprint(store) != state.data_fingerprint:
+    if store.fingerprint != state.data_fingerprint:
         raise Refusal(store.folder, "other tokens or another tokenizer", f"the data that {step} was trained on")
     if run is not None:
-        run = _fitted(run, store)
+        run = store.fitted(run)
         refuse_another_run(out, saved, run)
         saved = dataclasses.replace(saved, training=run.training)
     if state.updates > (wanted := saved.updates):
@@ -371,12 +371,3 @@ def _accumulate(
             (loss * world.size).backward()
         total += loss.detach()
     return world.total(total)
-
-
-def _fitted(run: Run, store: TokenStore) -> Run:
-    """The run with the vocabulary and special ids of its data."""
-    return replace(run, {"shape.vocabulary": store.vocabulary, "shape.specials": store.specials})
-
-
-def _fingerprint(store: TokenStore) -> str:
-    return f"{store.tokenizer_fingerprint}:{len(store.train.tokens)}:{len(store.train.starts) - 1}"

@@ -20,7 +20,7 @@ from latemask.feed.batches import Rows, TrainingBatches
 from latemask.model.pretrainer import Pretrainer
 from latemask.text.store import TokenStore
 from latemask.training.data_parallel import averaging, placed, refuse_uneven
-from latemask.training.distributed import World
+from latemask.training.distributed import World, has_bf16
 from latemask.training.float8 import check_float8, multiply_in_float8
 from latemask.training.micro import compile_blocks, find_micro_rows, recompute_blocks
 from latemask.training.optimizer import load_optimizer_tensors, make_optimizer
@@ -67,8 +67,7 @@ def assemble(
         multiply_in_float8(model)
     model = placed(model, world, settings, half=multiplies_in_half(settings.precision, device)).train()
     rows = Rows(store.train, run.shape, run.most_masked_tokens, f"{store.folder} (train)")
-    seed = settings.seed if settings.data_seed is None else settings.data_seed
-    batches = TrainingBatches(rows, run.masking, settings.batch_rows, seed, run.updates)
+    batches = TrainingBatches(rows, run.masking, settings.batch_rows, settings.order_seed, run.updates)
     first_row, last_row = world.share(settings.batch_rows)
     precision = autocast(settings.precision, device)
     mine = last_row - first_row
@@ -110,10 +109,9 @@ def facts(parts: Parts, world: World, plain_flops: float, executed_flops: float)
 
 def multiplies_in_half(precision: str, device: torch.device) -> bool:
     """Whether matrix products are in bfloat16. Raises ``Refusal`` for bf16 on an Apple GPU."""
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     if precision == "bf16" and device.type == "mps":
         raise Refusal("training.precision", "bf16 on an Apple GPU", "fp32 or auto")
-    return precision in ("bf16", "fp8") or (precision == "auto" and has_bf16)
+    return precision in ("bf16", "fp8") or (precision == "auto" and has_bf16(device))
 
 
 def autocast(precision: str, device: torch.device) -> Callable[[], Any]:

@@ -44,5 +44,4 @@ def told(differing: list[tuple[str, Any, Any]]) -> tuple[str, str]:
 
 def _order(run: Run) -> tuple[int, int]:
     """What the order of rows depends on besides the data: rows in a batch, and the seed."""
-    training = run.training
-    return training.batch_rows, training.seed if training.data_seed is None else training.data_seed
+    return run.training.batch_rows, run.training.order_seed
