@@ -208,8 +208,12 @@ def run_bench(options: BenchOptions) -> None:
         if stepper is not None:
             steppers.append(stepper)
     for number in range(options.rounds):
-        for stepper in steppers:
-            stepper.time(options.steps)
+        for stepper in list(steppers):
+            try:
+                stepper.time(options.steps)
+            except torch.OutOfMemoryError:  # beside all others' weights
+                console.warn(f"{stepper.entry.name}: {stepper.entry.rows} rows no longer fit the card, left out")
+                steppers.remove(stepper)
         console.say(f"round {number + 1} of {options.rounds} done")
     peak = card.peak if (card := card_of_device(machine["card"])) else None
     found = {stepper.entry.name: stepper.result(peak) for stepper in steppers}
