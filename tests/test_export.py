@@ -408,12 +408,16 @@ def test_export_says_what_it_is_doing_before_it_waits(tmp_path, monkeypatch, cap
 def test_the_card_of_a_stopped_run_says_what_was_trained_after_the_last_train_line(tmp_path):
     from latemask.hf.card import numbers
 
-    lines = [{"kind": "train", "step": 50, "tokens": 400, "seconds": 1800.0, "loss": 2.0},
+    lines = [{"kind": "validation", "step": 0, "loss": 8.3, "rate": 0.15},
+             {"kind": "train", "step": 50, "tokens": 400, "seconds": 1800.0, "loss": 2.0},
              {"kind": "end", "step": 69, "tokens": 552, "seconds": 3600.0, "reason": "signal"},
              {"kind": "end", "step": 90, "tokens": 720, "seconds": 7200.0, "reason": "steps"}]  # fmt: skip
     (tmp_path / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     told = dict(numbers(tmp_path / "step-0000069", recipe("mlm_tiny")))
     assert (told["input tokens seen"], told["training time"]) == ("552", "1.00 h")
+    assert told["validation loss"] == "not validated after step 0"
+    untrained = dict(numbers(tmp_path / "step-0000000", recipe("mlm_tiny")))
+    assert untrained["validation loss"].startswith("8.3000 ")
 
 
 def test_a_journal_line_made_by_hand_is_named_by_the_card(tmp_path):

@@ -65,7 +65,10 @@ def test_a_run_stopped_before_its_first_line_of_training_stands_where_it_stopped
     [run] = read_folders([write_lines(tmp_path / "stopped", [*begun, end])])
     row = row_of(runs_table([run]), "stopped")
     assert (row["steps"], row["million tokens"], row["seconds"]) == (7, 0.0007, 12.5)
-    assert (row["validation loss"], row["at step"]) == (8.3, 0)
+    assert (row["validation loss"], row["at step"]) == (None, None), "that of step 0 is no result"
+    assert "validation loss" not in trend_table(("training.seed",), [run]).columns
+    [fresh] = read_folders([write_lines(tmp_path / "fresh", begun)])
+    assert (fresh.validation["loss"], fresh.validation["step"]) == (8.3, 0), "but it is one of a run that has not begun"
 
 
 def test_settings_are_those_of_the_last_resume(tmp_path):

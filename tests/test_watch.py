@@ -66,15 +66,46 @@ def test_a_step_that_takes_minutes_shows_how_far_it_is(
     clock = Clock(monkeypatch)
     with Display(tiny_run(), 100, Path("run"), enabled=True) as display:
         display.begin(0, 0.0)
-        for share in (0.0, 0.25, 0.5, 0.75):
-            if display.is_due:
-                display.tick(share, clock.now)
-            clock.now += 8
+        walk(display, clock, 1, 8)
         display.validating(0, 0.5)
+        clock.now += 10
         display.validating(0, 0.6)
-    half, validating = capsys.readouterr().err.splitlines()
+    half, whole, validating = capsys.readouterr().err.splitlines()
     assert half == "step 0/100 and 50% of the next  4 tokens/s  53.1 min left"
-    assert validating == "step 0/100  validating, 50%"
+    assert whole.startswith("step 1/100  loss 2.5000  4 tokens/s")
+    assert validating == "step 0/100  validating, 60%"
+
+
+def walk(display: Display, clock: Clock, steps: int, part_seconds: float) -> None:
+    """Steps of four micro-batches, as the loop makes them, whose loss falls."""
+    for step in range(steps):
+        for share in (0.0, 0.25, 0.5, 0.75):
+            if display.is_due_in_step(share):
+                display.tick(step + share, clock.now)
+            clock.now += part_seconds
+        if display.is_due_after_step:
+            display.tick(step + 1, clock.now, 2.5 - step / 100)
+
+
+@pytest.mark.parametrize(("part_seconds", "told"), [
+    (1, ["1", "4", "7", "10", "13", "16", "19"]),
+    (2, ["1", "3", "5", "7", "9", "11", "13", "15", "17", "19"]),
+    (9, [one for step in range(20) for one in (f"{step} and 50% of the next", f"{step + 1}")]),
+])  # fmt: skip
+def test_a_loss_is_told_once_and_only_with_the_step_that_had_it(
+    part_seconds: float, told: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No line repeats an older loss, and no step that is shown in its middle ends unshown."""
+    clock = Clock(monkeypatch)
+    with Display(tiny_run(), 100, Path("run"), enabled=True) as display:
+        display.begin(0, 0.0)
+        walk(display, clock, 20, part_seconds)
+    lines = capsys.readouterr().err.splitlines()
+    shown = [line.split("/100")[0].removeprefix("step ") + line.split("/100")[1].split("  ")[0] for line in lines]
+    assert all(("loss" in line) == ("of the next" not in line) for line in lines)
+    losses = [line.split("loss ")[1].split()[0] for line in lines if "loss" in line]
+    assert len(set(losses)) == len(losses)
+    assert shown == told
 
 
 def test_a_slow_run_is_shown_before_the_journal_has_a_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

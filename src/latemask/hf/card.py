@@ -57,6 +57,8 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
         rows.append(("training time", f"{max(told['seconds'], default=0.0) / 3600:.2f} h"))
     if validated := [line for line in lines if line.get("kind") == "validation"]:
         last = validated[-1]
+        if not last["step"] and max(number or 0, *(line.get("step", 0) for line in lines)):
+            return [*rows, ("validation loss", "not validated after step 0")]
         rate = f"masking rate {last['rate']:g}, " if isinstance(last.get("rate"), int | float) else ""
         about = f"{rate}step {last['step']:,}"
         loss = "not finite" if last["loss"] is None else f"{last['loss']:.4f} nats per masked token"

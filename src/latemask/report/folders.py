@@ -86,9 +86,11 @@ class RunFolder:
 
     @property
     def validation(self) -> dict[str, Any]:
-        """The last validation whose loss is a number; empty where there is none."""
+        """The last validation whose loss is a number; empty where there is none, or only that of step 0 although the
+        run went on: the untrained weights' is no result."""
         found = (line for line in reversed(self.lines) if line["kind"] == "validation" and line["loss"] is not None)
-        return next(found, {})
+        last = next(found, {})
+        return last if last.get("step") or not self.reached["step"] else {}
 
 
 def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:

@@ -61,7 +61,7 @@ class Outcome:
     reason: Reason
     """Why it stopped; "signal" after SIGTERM or Ctrl-C."""
     validation_loss: float | None
-    """Nats per masked token at the last validation; None where there was none."""
+    """Nats per masked token at the last validation; None where there was none of trained weights."""
     was_signalled: bool = False
     """Whether a signal was heard, perhaps too late to stop the run: what comes after it should not begin."""
 
@@ -252,7 +252,7 @@ def _train(
             with watch.paused():
                 told = partial(display.validating, state.updates)
                 loss = parts.validation.loss(model, parts.micro_rows, parts.precision, world, told)
-            validation_loss = loss.overall
+            validation_loss = loss.overall if state.updates else None
             is_best = state.best_loss is None or loss.overall < state.best_loss
             if is_saved and is_best and math.isfinite(loss.overall):
                 state = dataclasses.replace(state, best_loss=loss.overall, best_step=state.updates)
@@ -281,7 +281,7 @@ def _train(
 
         def stops(done_share: float) -> bool:
             """Between the micro-batches of a step: a sign of life, and whether to stop here, which one process may."""
-            if display.is_due:
+            if display.is_due_in_step(done_share):
                 in_flight = verdict.pending is not None
                 display.tick(state.updates + in_flight + done_share, watch.seconds)
             return bool(signalled) and world.size == 1

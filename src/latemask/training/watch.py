@@ -49,7 +49,8 @@ class Display:
         self.run, self.steps, self.out, self.enabled = run, steps, out, enabled
         self.bar, self.task = None, None
         self.seen: tuple[float, float] | None = None
-        self.is_first, self.shown_at = True, time.perf_counter()
+        self.owes_loss, self.shown_at = True, time.perf_counter()
+        self.step_began = self.shown_at
         self.loss: float | None = None
 
     def __enter__(self) -> Display:
@@ -79,17 +80,29 @@ class Display:
     @property
     def is_due(self) -> bool:
         """Whether a person has waited long enough for a sign of life, which may cost the device a wait."""
-        every = LOG_EVERY_SECONDS if self.bar is None else TERMINAL_EVERY_SECONDS
-        return self.enabled and time.perf_counter() - self.shown_at >= every
+        return self.enabled and time.perf_counter() - self.shown_at >= self._every_seconds
+
+    @property
+    def _every_seconds(self) -> float:
+        return LOG_EVERY_SECONDS if self.bar is None else TERMINAL_EVERY_SECONDS
+
+    def is_due_in_step(self, done_share: float) -> bool:
+        """The same where the share ``done_share`` of a step is done: only a step that itself takes so long is shown
+        before its end, when its loss is known. ``done_share`` 0: the step begins."""
+        now = time.perf_counter()
+        if done_share == 0:
+            self.step_began = now
+        return self.is_due and now - self.step_began >= self._every_seconds
 
     @property
     def is_due_after_step(self) -> bool:
-        """The same at the end of a step: the first is always shown."""
-        return self.enabled and (self.is_first or self.is_due)
+        """The same at the end of a step: the first is always shown, and one that was shown without its loss."""
+        return self.enabled and (self.owes_loss or self.is_due)
 
     def tick(self, step: float, seconds: float, loss: float | None = None) -> None:
-        """Show where training stands between lines of the journal; ``step`` may be in the middle of one."""
-        line = {"step": step, "seconds": seconds, "loss": self.loss if loss is None else loss}
+        """Show where training stands between lines of the journal; ``step`` may be in the middle of one, and then there
+        is no ``loss`` to tell."""
+        line = {"step": step, "seconds": seconds, "loss": loss}
         if self.seen is not None and seconds > self.seen[1]:
             tokens = self.run.training.batch_rows * self.run.shape.row_tokens
             line["tokens_per_second"] = (step - self.seen[0]) * tokens / (seconds - self.seen[1])
@@ -114,7 +127,8 @@ class Display:
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=line["step"])
             if kind == "train":
-                self.bar.update(self.task, now=_progress(line), total=self._last_step(line))
+                self.loss = self.loss if line["loss"] is None else line["loss"]
+                self.bar.update(self.task, now=_progress({**line, "loss": self.loss}), total=self._last_step(line))
                 return
             if kind == "save":
                 return
@@ -151,8 +165,7 @@ class Display:
                 if self.seen is not None and line["step"] > self.seen[0]:
                     a_step = (line["seconds"] - self.seen[1]) / (line["step"] - self.seen[0])
                     left = f"  {_duration(a_step * max(0, self._last_step(line) - line['step']))} left"
-                self.seen, self.loss = (line["step"], line["seconds"]), line["loss"]
-                self.is_first = self.is_first and whole == 0
+                self.seen, self.owes_loss = (line["step"], line["seconds"]), line["loss"] is None
                 if line["step"] > whole:
                     step += f" and {line['step'] - whole:.0%} of the next"
                 return f"{step}  {_progress(line)}{left}"
