@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from latemask.batch import Batch
+    from latemask.feed.batches import TrainingBatches
 
 Size = Literal["tiny", "base", "large"]
 ROWS = {"tiny": 16, "base": 128, "large": 64}
@@ -200,11 +201,11 @@ def run_bench(options: BenchOptions) -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     size: Size = options.size if options.size != "auto" else "base" if on_gpu else "tiny"
-    machine = _machine(device)
+    machine = machine_of(device)
     steppers = []
     for entry in entries_of(size, options, compiles=on_gpu, has_float8=is_possible(device)):
         console.say(f"building {entry.name} ({entry.rows} rows)")
-        stepper = _built(entry, device)
+        stepper = built(entry, device)
         if stepper is not None:
             steppers.append(stepper)
     for number in range(options.rounds):
@@ -238,7 +239,7 @@ def show(size: Size, machine: dict[str, Any], found: dict[str, Timed], goals: li
                    for g in goals if g.found is not None])  # fmt: skip
 
 
-class _Stepper:
+class Stepper:
     """A built entry: a step function, and the times of its steps."""
 
     def __init__(self, entry: Entry, step: Callable[[], None], device: torch.device):
@@ -285,7 +286,7 @@ class _Stepper:
                      self.memory_bytes, self.first_step_seconds)  # fmt: skip
 
 
-def _built(entry: Entry, device: torch.device) -> _Stepper | None:
+def built(entry: Entry, device: torch.device) -> Stepper | None:
     """Model, optimizer and batch of an entry, after two steps; None where it does not fit the device."""
     import torch
 
@@ -300,7 +301,7 @@ def _built(entry: Entry, device: torch.device) -> _Stepper | None:
         before = torch.cuda.memory_allocated()
     started = time.perf_counter()
     torch.manual_seed(0)
-    batch = _batch(entry.run, entry.rows).to(device)
+    batch = random_batches(entry.run, entry.rows).batch_at(0).to(device)
     model, loss_of = (_ours if entry.peer is None else _peer)(entry, batch, device)
     optimizer = make_optimizer(model, entry.run.training)
 
@@ -310,7 +311,7 @@ def _built(entry: Entry, device: torch.device) -> _Stepper | None:
         loss.backward()
         update(model, optimizer, 1e-4, 1.0, loss.detach())
 
-    stepper = _Stepper(entry, step, device)
+    stepper = Stepper(entry, step, device)
     try:
         step()
         if on_gpu:
@@ -395,11 +396,11 @@ def _peer(entry: Entry, batch: Batch, device: torch.device) -> tuple[nn.Module, 
     return model, torch.compile(loss_of, dynamic=False) if entry.is_compiled else loss_of
 
 
-def _batch(run: Run, rows: int) -> Batch:
-    """Rows of random tokens, documents of 400."""
+def random_batches(run: Run, rows: int) -> TrainingBatches:
+    """Batches of rows of random tokens, documents of 400."""
     import numpy as np
 
-    from latemask.feed.batches import Rows, TrainingBatches
+    from latemask.feed import batches
 
     @dataclass
     class Random:
@@ -418,10 +419,10 @@ def _batch(run: Run, rows: int) -> Batch:
     ends = np.append(np.arange(399, count - 1, 400), count - 1)
     tokens[ends] = run.shape.specials.eos
     stream = Random(tokens, np.concatenate([[0], ends + 1]))
-    return TrainingBatches(Rows(stream, run.shape, run.masked_tokens), run.masking, rows, seed=0).batch_at(0)
+    return batches.TrainingBatches(batches.Rows(stream, run.shape, run.masked_tokens), run.masking, rows, seed=0)
 
 
-def _machine(device: torch.device) -> dict[str, Any]:
+def machine_of(device: torch.device) -> dict[str, Any]:
     """Card, driver and versions."""
     import torch
 

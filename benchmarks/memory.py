@@ -1,0 +1,305 @@
+"""Memory: the largest micro-batch of rows of 512 that runs, at base and large, on a whole card and on 24 GB.
+
+    python benchmarks/memory.py --seconds 240 --out results/memory.json
+
+A full step (forward, backward, clipping, fused AdamW; compiled blocks, bf16, the recipe's dropout) is run with few rows
+at two row counts; the line through its two peaks predicts the most rows; then that many are really run, and fewer by
+3 % each time where they do not fit: only what ran is stated. Beside it stand the rows that latemask picks by itself and
+the speed at the largest. A size below the card's is simulated: the allocator may then take no more than what a card of
+that size would leave it. What no longer fits into the time is listed as left out; the JSON is written anew after each
+measurement.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch._dynamo
+import torch._dynamo.config as dynamo
+import tyro
+
+from latemask import console
+from latemask.bench import Entry, Stepper, machine_of, random_batches
+from latemask.cards import card_of_device
+from latemask.config import Run, replace
+from latemask.errors import Refusal
+from latemask.model.pretrainer import Pretrainer
+from latemask.recipes import recipe
+from latemask.training.distributed import World, pick_device
+from latemask.training.micro import compile_blocks, find_micro_rows, recompute_blocks
+from latemask.training.optimizer import make_optimizer, update
+from latemask.training.parts import autocast
+from latemask.writing import write_json
+
+WHOLE = 1.1
+"""A card of at most this times the stated size counts as one of that size: makers' gigabytes vary."""
+STEP_DOWN, MOST_TRIES = 0.03, 8
+TIMED_STEPS = 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """Find the largest micro-batches."""
+
+    out: Path = Path("results/memory.json")
+    """The JSON."""
+    seconds: float = 240
+    """Time for all of it; what does not fit is listed as left out."""
+    gigabytes: tuple[float, ...] = (80, 24)
+    """Sizes of cards, in 1e9 bytes."""
+    only: tuple[str, ...] = ()
+    """Names of models to measure; none given: all."""
+    row_tokens: int = 512
+    """Tokens of a row."""
+    measured_rows: tuple[int, int] = (8, 24)
+    """The two row counts that the prediction is made from."""
+
+    def __post_init__(self) -> None:
+        few, more = self.measured_rows
+        if not 1 <= few < more:
+            raise Refusal("--measured-rows", f"{few} {more}", "two row counts that rise, from 1")
+        if unknown := set(self.only) - set(models(self)):
+            raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {'; '.join(models(self))}")
+
+
+def models(options: Options) -> dict[str, Run]:
+    """What is measured, by name."""
+    changes = {"shape.positions": "absolute", "shape.row_tokens": options.row_tokens}
+    names = ("mlm_base", "mae_lm_base", "mlm_large", "mae_lm_large")
+    wide = {"masking.rate": 0.5, "shape.vocabulary": 64_000}
+    found = {name: replace(recipe(name), changes) for name in names}
+    return found | {"three_ml_self_large, rate .5, vocabulary 64,000": replace(recipe("three_ml_self_large"),
+                                                                               changes | wide)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Peak:
+    """A step that ran: the most bytes that it held at once, all of them (weights and moments too)."""
+
+    rows: int
+    bytes: int
+
+
+def predicted_rows(few: Peak, more: Peak, room: int) -> int:
+    """The most rows whose peak lies within ``room`` bytes, on the line through two peaks; 0 where none does."""
+    a_row = (more.bytes - few.bytes) / (more.rows - few.rows)
+    if a_row <= 0:
+        raise ValueError(f"{more.rows} rows hold no more than {few.rows}")
+    return max(0, few.rows + int((room - few.bytes) // a_row))
+
+
+def largest(measure: Callable[[int], Peak | None], most: int) -> tuple[Peak | None, list[int]]:
+    """The first of ``most`` rows, 3 % fewer, ... that ``measure`` runs, and the counts that it could not; None where
+    none of ``MOST_TRIES`` ran."""
+    failed: list[int] = []
+    rows = most
+    while rows >= 1 and len(failed) < MOST_TRIES:
+        if (peak := measure(rows)) is not None:
+            return peak, failed
+        failed.append(rows)
+        rows = min(rows - 1, int(rows * (1 - STEP_DOWN)))
+    return None, failed
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether the device had too little memory, whoever of torch, cuBLAS and the compiler says so."""
+    said = str(error).lower()
+    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "alloc_failed" in said
+
+
+class Trained:
+    """A model on the GPU with its optimizer, to be stepped with any number of rows."""
+
+    def __init__(self, name: str, run: Run, device: torch.device):
+        torch.manual_seed(0)
+        self.name, self.run, self.device = name, run, device
+        self.model = Pretrainer(run).to(device).train()
+        self.precision = autocast(run.training.precision, device)
+        if run.training.recompute:
+            recompute_blocks(self.model)
+        self.optimizer: torch.optim.AdamW | None = None
+
+    def picked_rows(self, room: int) -> int | None:
+        """What latemask sets for itself where ``room`` bytes are free; before anything is compiled, as it does it. None
+        where it refuses."""
+        batches, total = random_batches(self.run, 4), torch.cuda.get_device_properties(self.device).total_memory
+        world, rows = World(0, 1, self.device), self.run.training.batch_rows
+        free = room - torch.cuda.memory_allocated(self.device)
+        try:
+            with patch.object(torch.cuda, "mem_get_info", lambda *_: (free, total)):
+                return find_micro_rows(self.model, batches, rows, self.precision, world)
+        except Refusal:
+            self.model.zero_grad(set_to_none=True)
+            return None
+
+    def begin(self) -> None:
+        """Compile, and make the optimizer."""
+        compile_blocks(self.model)
+        dynamo.recompile_limit = 256  # each row count is a shape of its own
+        self.optimizer = make_optimizer(self.model, self.run.training)
+
+    def stepper(self, rows: int) -> Stepper:
+        """A full step on ``rows`` rows that stay on the device."""
+        batch, optimizer = random_batches(self.run, rows).batch_at(0).to(self.device), self.optimizer
+        assert optimizer is not None
+
+        def step() -> None:
+            with self.precision():
+                loss = self.model(batch).mean()
+            loss.backward()
+            update(self.model, optimizer, 1e-4, 1.0, loss.detach())
+
+        return Stepper(Entry(self.name, self.run, rows), step, self.device)
+
+    def peak(self, rows: int) -> Peak | None:
+        """Of the second of two steps (the first makes the moments and compiles); None where they do not fit."""
+        try:
+            stepper = self.stepper(rows)
+            stepper.step()
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            stepper.step()
+            torch.cuda.synchronize(self.device)
+            return Peak(rows, torch.cuda.max_memory_allocated(self.device))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        self.model.zero_grad(set_to_none=True)
+        free(self.device)
+        return None
+
+    def tokens_per_second(self, rows: int) -> float:
+        """At ``rows`` rows, which ran before."""
+        stepper = self.stepper(rows)
+        stepper.time(TIMED_STEPS)
+        return stepper.result(None).tokens_per_second
+
+
+def free(device: torch.device) -> None:
+    """Give back what nothing holds any more."""
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+
+
+@contextmanager
+def card_of(gigabytes: float, device: torch.device) -> Iterator[tuple[int, bool]]:
+    """The allocator behaves as on a card of this size: (bytes that it may take, whether that is simulated).
+
+    Raises ``Refusal`` for a size beyond the card's.
+    """
+    free(device)
+    left, total = torch.cuda.mem_get_info(device)
+    others = total - left - torch.cuda.memory_reserved(device)  # the context's
+    wanted = gigabytes * 1e9
+    if wanted > WHOLE * total:
+        raise Refusal("--gigabytes", f"{gigabytes:g}", f"at most the card's {total / 1e9:.1f}")
+    is_simulated = total > WHOLE * wanted
+    room = int(wanted if is_simulated else total) - others
+    torch.cuda.set_per_process_memory_fraction(room / total if is_simulated else 1.0, device)
+    try:
+        yield room, is_simulated
+    finally:
+        free(device)
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Measure what fits into the seconds; write after each card size. Raises ``Refusal`` without a GPU."""
+    begun, device = time.monotonic(), pick_device()
+    if device.type != "cuda":
+        raise Refusal("benchmarks/memory.py", f"a {device.type}", "a GPU (CUDA)")
+    machine = machine_of(device)
+    card = card_of_device(machine["card"])
+    found: dict[str, Any] = {
+        "kind": "benchmark", "what": "largest micro-batch", "results": [], "failed": [], "left_out": [],
+        "card_bytes": torch.cuda.get_device_properties(device).total_memory, "data_sheet_bytes": card and card.memory,
+        "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
+        "settings": dataclasses.asdict(options) | {"out": options.out.name}, **machine,
+    }  # fmt: skip
+    longest = 0.0
+    for name, plain in models(options).items():
+        if options.only and name not in options.only:
+            continue
+        for recompute in (False, True):
+            since = time.monotonic()
+            if since - begun + longest > options.seconds:
+                found["left_out"].append({"name": name, "recompute": recompute})
+                write_json(options.out, found)
+                continue
+            try:
+                one(name, replace(plain, {"training.recompute": recompute}), device, options, found)
+            except RuntimeError as error:  # the others are worth their time still
+                failed = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                found["failed"].append({"name": name, "recompute": recompute, "error": failed})
+                console.warn(f"{name}, recompute {recompute}: {failed}")
+            torch._dynamo.reset()
+            free(device)
+            longest = max(longest, time.monotonic() - since)
+    write_json(options.out, found)
+    return found
+
+
+def one(name: str, run: Run, device: torch.device, options: Options, found: dict[str, Any]) -> None:
+    """All card sizes of one model, added to what was found."""
+    held = torch.cuda.memory_allocated(device)
+    trained = Trained(name, run, device)
+    picked = {}
+    for gigabytes in options.gigabytes:
+        with card_of(gigabytes, device) as (room, _):
+            picked[gigabytes] = trained.picked_rows(room)
+    trained.begin()
+    few, more = (trained.peak(rows) for rows in options.measured_rows)
+    for gigabytes in options.gigabytes:
+        with card_of(gigabytes, device) as (room, is_simulated):
+            told: dict[str, Any] = {
+                "name": name, "recompute": run.training.recompute, "gigabytes": gigabytes, "is_simulated": is_simulated,
+                "room_bytes": room, "held_before_bytes": held, "picked_rows": picked[gigabytes], "rows": None,
+            }  # fmt: skip
+            if few is not None and more is not None:
+                told |= {"a_row_bytes": (more.bytes - few.bytes) / (more.rows - few.rows)}
+                told |= {"predicted_rows": predicted_rows(few, more, room)}
+                peak, failed = largest(trained.peak, told["predicted_rows"])
+                told |= {"failed_rows": failed}
+                if peak is not None:
+                    told |= {"rows": peak.rows, "peak_bytes": peak.bytes}
+                    told |= {"tokens_per_second": trained.tokens_per_second(peak.rows)}
+        found["results"].append(told)
+        write_json(options.out, found)
+        console.say(f"{name}, recompute {run.training.recompute}, {gigabytes:g} GB: {told['rows']} rows")
+
+
+def rows_of_table(results: Sequence[dict[str, Any]]) -> list[tuple[object, ...]]:
+    """What is printed of each result."""
+    return [(told["name"], "on" if told["recompute"] else "off",
+             f"{told['gigabytes']:g} GB{' (simulated)' if told['is_simulated'] else ''}", told["rows"],
+             told.get("predicted_rows"), told["picked_rows"], told["peak_bytes"] / 1e9 if told["rows"] else None,
+             told.get("tokens_per_second")) for told in results]  # fmt: skip
+
+
+def main() -> None:
+    options = tyro.cli(Options)
+    found = measure(options)
+    columns = ("model", "recompute", "card", "rows that ran", "predicted", "picked by itself", "GB", "tokens/s")
+    console.table(f"Largest micro-batch of rows of {options.row_tokens}: {found['card']}", columns,
+                  rows_of_table(found["results"]))  # fmt: skip
+    for left in found["left_out"]:
+        console.say(f"left out: {left['name']}, recompute {left['recompute']} (no time left)")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Refusal as refusal:
+        sys.exit(str(refusal))

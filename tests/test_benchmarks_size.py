@@ -1,0 +1,280 @@
+"""The programs that measure cost against size, memory, waiting and long runs: their arithmetic, and small runs."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmark_files import load
+from latemask.bench import Timed
+from latemask.counts import flops_per_token
+from latemask.errors import Refusal
+from training_support import write_store
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # soak.py takes disk.py from beside itself
+idle, memory, sizes, soak = (load(name) for name in ("idle", "memory", "sizes", "soak"))
+GB = 10**9
+
+
+# --- sizes ------------------------------------------------------------------------------------------------------------
+
+
+def timed(speed: float, flops: float) -> Timed:
+    return Timed("", 1, 1.0, 0.0, speed, flops, flops, None, None, None, 0.0)
+
+
+def test_time_over_flops_is_one_where_time_follows_flops():
+    base = timed(1000.0, 6e8)
+    assert sizes.beside(timed(500.0, 12e8), base) == {"time_ratio": 2.0, "flops_ratio": 2.0, "time_over_flops": 1.0}
+    assert sizes.beside(timed(500.0, 6e8), base)["time_over_flops"] == 2.0
+
+
+def test_each_size_is_timed_once_on_as_many_tokens_and_the_base_first():
+    options = sizes.Options()
+    points = sizes.points_of(options)
+    assert len(points) == len(set(points)) == 4 * 3 + 4 * 3 - 3
+    assert points[0] == sizes.Point("mlm", 512, 0.15)
+    for point in points:
+        entry = sizes.entry_of(point, options, 65_536, compiles=True)
+        assert entry.rows * entry.run.shape.row_tokens == 65_536
+        assert (entry.run.shape.row_tokens, entry.run.masking.rate) == (point.row_tokens, point.rate)
+        assert entry.is_plain == (point.system == "mlm")
+        assert entry.run.shape.dropout == 0
+        assert entry.run.decoder is None or entry.run.decoder.sublayers == ("self",)
+
+
+@pytest.fixture(scope="module")
+def small_sizes(tmp_path_factory) -> tuple[dict, Path]:
+    out = tmp_path_factory.mktemp("sizes") / "sizes.json"
+    options = sizes.Options(out=out, size="tiny", systems=("mlm", "mae_lm"), row_tokens=(16, 32), rates=(0.5,),
+                            at_row_tokens=16, tokens=64, rounds=1, steps=1)  # fmt: skip
+    return sizes.measure(options), out
+
+
+def test_sizes_are_measured_beside_their_flops(small_sizes):
+    found, out = small_sizes
+    assert json.loads(out.read_text()) == json.loads(json.dumps(found))
+    names = [(one["system"], one["row_tokens"], one["rate"]) for one in found["entries"]]
+    assert names == [("mlm", 16, 0.15), ("mae_lm", 16, 0.15), ("mlm", 32, 0.15), ("mae_lm", 32, 0.15), ("mlm", 16, 0.5),
+                     ("mae_lm", 16, 0.5)]  # fmt: skip
+    base, *others = found["entries"]
+    assert base["time_over_flops"] == 1
+    for one in others:
+        assert one["rows"] * one["row_tokens"] == 64
+        point = sizes.Point(one["system"], one["row_tokens"], one["rate"])
+        run = sizes.entry_of(point, sizes.Options(size="tiny"), 64, compiles=False).run
+        count = flops_per_token(run).plain if one["system"] == "mlm" else flops_per_token(run).executed
+        assert one["flops_ratio"] == pytest.approx(count / base["plain_flops"])
+        assert one["time_over_flops"] * one["flops_ratio"] == pytest.approx(one["time_ratio"])
+    assert found["left_out"] == []
+    assert found["drift"] > 0
+    drawn = out.with_suffix(".svg").read_text()
+    assert drawn.startswith("<svg")
+    for text in ("plain MLM", "MAE-LM", "tokens in a row", "share masked"):
+        assert text in drawn
+
+
+def test_sizes_beyond_the_time_are_left_out_by_name(tmp_path):
+    options = sizes.Options(out=tmp_path / "sizes.json", seconds=0, size="tiny", systems=("mlm",), row_tokens=(8, 16),
+                            rates=(0.15, 0.5), at_row_tokens=16, tokens=32, rounds=1, steps=1)  # fmt: skip
+    sizes.measure(options)
+    kept = json.loads((tmp_path / "sizes.json").read_text())
+    assert [one["row_tokens"] for one in kept["entries"]] == [16]
+    assert [one["name"] for one in kept["left_out"]] == ["plain MLM, N = 8, 15% masked",
+                                                         "plain MLM, N = 16, 50% masked"]  # fmt: skip
+    assert kept["drift"] is None
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+def peak(rows: int) -> memory.Peak:
+    """2 GB of weights, .3 GB a row."""
+    return memory.Peak(rows, 2 * GB + 3 * GB * rows // 10)
+
+
+@pytest.mark.parametrize(
+    ("room", "rows"),
+    [(80 * GB, 260), (24 * GB, 73), (peak(50).bytes, 50), (peak(50).bytes - 1, 49), (peak(4).bytes, 4), (2 * GB, 0),
+     (GB, 0)],
+)  # fmt: skip
+def test_rows_are_predicted_on_the_line_through_two_peaks(room, rows):
+    assert memory.predicted_rows(peak(8), peak(24), room) == rows
+
+
+def test_peaks_that_do_not_rise_predict_nothing():
+    with pytest.raises(ValueError, match="hold no more"):
+        memory.predicted_rows(memory.Peak(8, GB), memory.Peak(24, GB), 80 * GB)
+
+
+@pytest.mark.parametrize("fits", [260, 259, 250, 231, 210])
+def test_only_rows_that_ran_are_stated_and_none_between_is_skipped_by_more_than_3_percent(fits):
+    asked = []
+
+    def measure(rows: int) -> memory.Peak | None:
+        asked.append(rows)
+        return peak(rows) if rows <= fits else None
+
+    found, failed = memory.largest(measure, 260)
+    assert found == peak(asked[-1])
+    assert asked[:-1] == failed
+    assert all(rows > fits for rows in failed)
+    assert asked[0] == 260
+    assert 0.965 * fits <= found.rows <= fits
+
+
+def test_few_rows_step_down_one_by_one_and_an_end_is_found():
+    assert memory.largest(lambda rows: peak(rows) if rows == 1 else None, 4) == (peak(1), [4, 3, 2])
+    assert memory.largest(lambda rows: None, 3) == (None, [3, 2, 1])
+    found, failed = memory.largest(lambda rows: None, 1000)
+    assert found is None
+    assert len(failed) == memory.MOST_TRIES
+    assert memory.largest(peak, 0) == (None, [])
+
+
+def test_out_of_memory_is_told_from_other_errors():
+    assert memory.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert memory.is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert not memory.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_memory_needs_a_gpu_and_known_names(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "pick_device", lambda: torch.device("cpu"))
+    with pytest.raises(Refusal, match="wanted a GPU"):
+        memory.measure(memory.Options(out=tmp_path / "memory.json"))
+    assert not (tmp_path / "memory.json").exists()
+    with pytest.raises(Refusal, match="mlm_huge"):
+        memory.Options(only=("mlm_huge",))
+
+
+def test_what_is_measured_has_the_sizes_that_are_stated():
+    found = memory.models(memory.Options())
+    assert {run.shape.row_tokens for run in found.values()} == {512}
+    wide = next(run for name, run in found.items() if "64,000" in name)
+    assert (wide.shape.vocabulary, wide.masking.rate, wide.shape.depth) == (64_000, 0.5, 24)
+    assert {"mlm_base", "mae_lm_base", "mlm_large", "mae_lm_large"} < found.keys()
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def line(step: int, seconds: float) -> dict:
+    return {"kind": "train", "step": step, "seconds": seconds, "tokens": 100 * step}
+
+
+def test_waiting_counts_between_two_lines_and_only_where_the_device_stood_still():
+    lines = [{"kind": "start", "step": 0}, line(5, 1.0), line(10, 6.0), line(20, 16.0)]
+    takes = [idle.Take(0, 50.0, True), *(idle.Take(index, 0.2, index % 2 == 0) for index in range(21))]
+    found = idle.shares(lines, takes, 5)
+    assert (found["seconds"], found["steps"], found["tokens_per_second"]) == (10.0, 10, 100.0)
+    assert found["blocked_share"] == pytest.approx(0.2)
+    assert found["waiting_share"] == pytest.approx(0.1)
+    with pytest.raises(Refusal, match="two or more"):
+        idle.shares(lines, takes, 7)
+    with pytest.raises(Refusal, match="skipped"):
+        idle.shares([*lines, {"kind": "skip", "step": 20}], takes, 5)
+
+
+def test_a_slow_feed_is_seen_and_the_loop_is_the_real_one(tmp_path, monkeypatch):
+    data = write_store(tmp_path / "data", train_rows=100)
+    options = idle.Options(data, tmp_path / "idle.json", recipes=("mlm_tiny",), seconds=2, warm_up_seconds=0,
+                           batch_rows=2, log_every=1, row_tokens=16, rounds=1, steps=1)  # fmt: skip
+    take = idle.Prefetch.take
+
+    def slow(self, index):
+        idle.time.sleep(0.1)
+        return take(self, index)
+
+    monkeypatch.setattr(idle.Prefetch, "take", slow)
+    idle.measure(options)
+    found = json.loads((tmp_path / "idle.json").read_text())["recipes"]["mlm_tiny"]
+    assert found["loop"]["waiting_share"] * found["loop"]["seconds"] > 0.099 * found["loop"]["steps"]
+    assert found["loop"]["waiting_share"] == found["loop"]["blocked_share"] <= 1
+    assert found["lost_share"] == 1 - found["loop"]["tokens_per_second"] / found["one_batch"]["tokens_per_second"]
+
+
+# --- long runs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_trend_is_growth_not_what_a_save_holds_for_a_second():
+    saving = [{"seconds": float(at), "rss_bytes": 5e8 + (4e8 if at % 13 == 0 else 0)} for at in range(200)]
+    assert soak.trend(saving, "rss_bytes") == 0
+    leaking = [one | {"rss_bytes": one["rss_bytes"] + 1e6 * one["seconds"]} for one in saving]
+    assert soak.trend(leaking, "rss_bytes") == pytest.approx(199e6, rel=0.02)
+
+
+def judged(tmp_path: Path, **grows: float) -> list[str]:
+    """The faults of a made-up run of 200 samples on a card, some of whose values grow by so much a sample."""
+    run = tmp_path / "run"
+    (run / "step-0000000").mkdir(parents=True, exist_ok=True)
+    (run / "step-0000000" / "weights").write_bytes(bytes(1000))
+    options = soak.Options(seconds=200, data=tmp_path, log_every=5, save_every=50)
+    level = {"rss_bytes": 1e9, "open_files": 12.0, "threads": 8.0, "card_bytes": 4e10, "journal_bytes": 0.0,
+             "disk_bytes": 1000.0, "step_folders": 1.0, "log_bytes": 0.0}  # fmt: skip
+    samples = [{name: value + at * grows.get(name, 0) for name, value in level.items()}
+               | {"seconds": float(at), "step": max(0, at - 60)} for at in range(1, 201)]  # fmt: skip
+    lines = [{"kind": "start", "step": 0}, {"kind": "validation", "step": 0, "loss": 9.0}, {"kind": "save", "step": 0}]
+    for step in range(5, 141, 5):
+        rises = grows.get("memory_bytes", 0) * max(0, step - 50)
+        lines.append({"kind": "train", "step": step, "memory_bytes": int(4e9 + rises)})
+        if step % 50 == 0:
+            lines += [{"kind": "validation", "step": step, "loss": 8.0}, {"kind": "save", "step": step}]
+    lines += [{"kind": "save", "step": 140}, {"kind": "end", "step": 140, "reason": "signal"}]
+    found = soak.judged(samples, lines, run, 75, options)
+    assert found["warm_up_seconds"] == pytest.approx(200 / 6 + 61)
+    return found["faults"]
+
+
+def test_a_flat_run_on_a_card_has_no_fault(tmp_path):
+    assert judged(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "growth", "said"),
+    [
+        ("rss_bytes", 1e6, "memory grew"),
+        ("card_bytes", 1e6, "card_bytes grew"),
+        ("memory_bytes", 1e6, "journal_memory_bytes grew"),
+        ("open_files", 0.1, "open_files grew"),
+        ("threads", 0.1, "threads grew"),
+    ],
+)
+def test_what_grows_on_a_card_is_a_fault(tmp_path, name, growth, said):
+    [fault] = judged(tmp_path, **{name: growth})
+    assert fault.startswith(said)
+
+
+def test_the_driver_s_word_on_a_process_counts_and_else_that_on_the_card(tmp_path):
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\ncase "$1" in *apps*) echo "7, 100"; echo "8, 20";; *) echo 500;; esac\n')
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    card = soak.Card(str(program))
+    assert card.held(7) == 100 << 20
+    assert card.of == {"process"}
+    assert card.held(9) == 500 << 20
+    assert card.of == {"process", "card"}
+
+
+def test_the_step_that_training_has_reached_is_read_from_the_journal_s_end(tmp_path):
+    journal = tmp_path / "journal.jsonl"
+    assert soak.trained_steps(journal) == 0
+    start = [json.dumps({"kind": "start", "step": 0, "run": "x" * 30_000}), json.dumps({"kind": "save", "step": 0})]
+    journal.write_text("\n".join(start) + "\n")
+    assert soak.trained_steps(journal) == 0
+    lines = [json.dumps({"kind": "train", "step": step, "loss": 1.0}) for step in (25, 50)]
+    journal.write_text("\n".join([*start, *lines, '{"kind": "train", "step": 7']))
+    assert soak.trained_steps(journal) == 50
+
+
+def test_a_run_on_given_data_is_the_recipe_as_it_stands(tmp_path):
+    flags = soak.Options(recipe="mae_lm_small", data=tmp_path).flags()
+    assert not [flag for flag in flags if flag.startswith(("--shape", "--training.batch", "--training.micro"))]
+    assert (
+        flags[flags.index("--training.save-every") + 1] == flags[flags.index("--training.validate-every") + 1] == "250"
+    )
+    assert "--shape.depth" in soak.Options().flags()
