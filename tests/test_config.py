@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from latemask import config
 from latemask.config import Decoder, Masking, Run, Shape, Specials, Training
 from latemask.errors import Refusal
+from latemask.fields import dotted
 from latemask.joins import DECODER, Join, early, late
 from latemask.rates import RateStep
 from latemask.recipes import names, recipe
@@ -341,6 +342,26 @@ def test_replace_changes_dotted_fields_and_nothing_else():
     back = config.replace(changed, {"training.steps": run.training.steps, "training.seed": run.training.seed,
                                     "masking.rate": run.masking.rate, "decoder.depth": run.decoder.depth})  # fmt: skip
     assert back == run
+
+
+TREES = st.recursive(
+    st.none() | st.integers() | st.lists(st.integers(), max_size=2),
+    lambda inside: st.dictionaries(st.sampled_from("abcd"), inside, min_size=1, max_size=3), max_leaves=8,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), TREES, max_size=3))
+def test_dotted_names_lead_to_the_values_they_stand_for(tree: dict) -> None:
+    def leaves(value: object) -> int:
+        return sum(map(leaves, value.values())) if isinstance(value, dict) else 1
+
+    found = dotted(tree)
+    assert len(found) == leaves(tree)
+    for name, value in found.items():
+        held = tree
+        for part in name.split("."):
+            held = held[part]
+        assert held == value
 
 
 @pytest.mark.parametrize(

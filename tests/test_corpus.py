@@ -88,8 +88,11 @@ def test_cut_or_misnamed_compressed_files_are_refused(tmp_path, suffix):
     whole = COMPRESS[suffix](bytes(i * i % 251 for i in range(300_000)).hex().encode())
     with pytest.raises(Refusal, match=rf"a\.txt{suffix}: found unreadable data"):
         read_bytes(tmp_path, f"a.txt{suffix}", whole[:-20])
-    with pytest.raises(Refusal, match=rf"b\.txt{suffix}: found other data; wanted {suffix} data"):
+    with pytest.raises(Refusal, match=rf"b\.txt{suffix}: found other data; wanted {suffix} data. Name it b.txt if"):
         read_bytes(tmp_path, f"b.txt{suffix}", b"not compressed at all")
+    other = ".xz" if suffix == ".gz" else ".gz"
+    with pytest.raises(Refusal, match=rf"found {other} data; wanted {suffix} data. Name it d.txt{other}$"):
+        read_bytes(tmp_path, f"d.txt{suffix}", COMPRESS[other](b"text"))
     assert len(read_bytes(tmp_path, "c.txt", whole)[0]) == 1  # recognised although the name does not say so
 
 

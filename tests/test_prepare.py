@@ -274,6 +274,8 @@ def test_corpus_of_a_few_tokens_says_so(tokenizer, tmp_path, capsys):
     printed = capsys.readouterr()
     assert re.search(r"Training text: (\d+) tokens: 0 rows of 128 \(\1 tokens left over\)", printed.out)
     assert "no document is held out" in printed.err
+    assert "latemask pretrain" not in printed.out, "it would be refused"
+    assert "Next: the same with more text" in printed.out
     assert len(open_store(tmp_path / "out").train.tokens) < 127
 
 

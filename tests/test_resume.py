@@ -95,7 +95,8 @@ def test_a_signal_is_answered_at_once_and_says_what_comes(
         return accumulate(parts, micro_batches, index, world, *rest)
 
     monkeypatch.setattr(loop, "_accumulate", accumulated)
-    assert pretrain(tiny_run(), data, tmp_path / "run").reason == "signal"
+    outcome = pretrain(tiny_run(), data, tmp_path / "run")
+    assert (outcome.reason, outcome.validation_loss) == ("signal", None), "the loss of step 0 is no result"
     assert [("Ctrl-C" in text, "saving" in text, "again" in text) for text in told] == [(True, True, True)]
     with guards.signals(World(1, 2, torch.device("cpu"))) as heard:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -323,6 +324,23 @@ def test_rows_at_once_are_remembered_because_dropout_depends_on_them(
     monkeypatch.setattr("latemask.training.parts.find_micro_rows", lambda *_: 3)
     pretrain(None, None, tmp_path / "parts", resume="always")
     assert_same_bits(tmp_path / "parts" / LAST, tmp_path / "whole" / LAST)
+
+
+@pytest.mark.parametrize(("changed", "found"), [
+    ({"precision": "fp32"}, 3), ({"recompute": True}, 3), ({"data_parallel": "shard"}, 3),
+    ({"learning_rate": 1e-3}, 2), ({"micro_rows": 4, "recompute": True}, 4),
+])  # fmt: skip
+def test_rows_at_once_are_found_anew_where_a_setting_changes_what_fits(
+    changed: dict, found: int, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny_run(micro_rows=None, validate_every=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("latemask.training.parts.find_micro_rows", lambda *_: 2)
+        stop_in_batch(patch, 2)
+        pretrain(run, data, tmp_path / "run")
+    monkeypatch.setattr("latemask.training.parts.find_micro_rows", lambda *_: 3)
+    pretrain(with_training(run, **changed), None, tmp_path / "run", resume="always")
+    assert lines_of(tmp_path / "run", "resume")[0]["micro_rows"] == found
 
 
 def test_start_or_resume_in_one_call(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import functools
 import sys
 import types
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 from latemask.errors import Refusal
@@ -76,6 +77,15 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         return float(value)
     require(type(value) is hint, where, value, {int: "a whole number", bool: "true or false", str: "a text"}[hint])
     return value
+
+
+def dotted(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """What JSON objects inside each other hold, by dotted name: ``{"a": {"b": 1}}`` as ``{"a.b": 1}``."""
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        inside = {f"{name}.{leaf}": held for leaf, held in dotted(value).items()} if isinstance(value, dict) else {}
+        found |= inside or {name: value}
+    return found
 
 
 class Typed:

@@ -17,6 +17,7 @@ from typing import Any
 
 from latemask import console
 from latemask.errors import Refusal
+from latemask.fields import dotted
 from latemask.training import journal
 
 JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
@@ -51,7 +52,7 @@ class RunFolder:
     @cached_property
     def fields(self) -> dict[str, Any]:
         """Every field of the run by its dotted name; empty without a journal."""
-        return dict(_dotted(self.start.get("run", {})))
+        return dotted(self.start.get("run", {}))
 
     @property
     def training(self) -> list[dict[str, Any]]:
@@ -185,13 +186,3 @@ def _varied(file: Path) -> tuple[str, ...]:
 def _near(path: Path) -> str:
     """As much of a path as people tell folders of one name apart by."""
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def _dotted(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found = []
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            found += _dotted(value, f"{prefix}{name}.")
-        else:
-            found.append((prefix + name, value))
-    return found

@@ -115,7 +115,9 @@ class Plain:
         compression = next((suffix for suffix, magic in COMPRESSED.items() if head.startswith(magic)), None)
         named = PurePath(file.path).suffix.lower()
         if named in COMPRESSED and head and compression != named:
-            raise Refusal(self.name, "other data" if compression is None else f"{compression} data", f"{named} data")
+            found, right = "other data" if compression is None else f"{compression} data", compression or ""
+            do = f"Name it {PurePath(file.path).stem}{right}" + ("" if right else " if it is plain; else copy it again")
+            raise Refusal(self.name, found, f"{named} data", do)
         self.compressed = compression is not None
         self._stream, self._errors = _decompressor(compression, raw) if compression else (raw, (OSError,))
 

@@ -25,6 +25,7 @@ from tyro.conf import Positional
 from latemask.cards import size_for_here
 from latemask.console import progress, say, table, warn
 from latemask.errors import Refusal
+from latemask.recipes import recipe
 from latemask.text.blocks import BLOCK_BYTES, Reading, blocks, estimated_text_bytes
 from latemask.text.corpus import Counts, read_block, refuse_without_text
 from latemask.text.files import File, find
@@ -305,7 +306,8 @@ def _warn(counts: list[FileCounts], writer: _Writer, deduplicate: bool) -> None:
         warn("no document is held out for validation: give --valid-files, a larger --valid-share, or smaller documents")
 
 
-def _report(counts: list[FileCounts], seconds: float) -> None:
+def _report(counts: list[FileCounts], seconds: float) -> int:
+    """Print the counts; the tokens of the training text."""
     columns = ("file", "documents", "train", "held out", "duplicates", "empty", "left out", "train tokens",
                "held-out tokens", "repaired bytes", "left-out bytes")  # fmt: skip
     rows: list[list[Any]] = [
@@ -320,6 +322,7 @@ def _report(counts: list[FileCounts], seconds: float) -> None:
     tokens = total[columns.index("train tokens")]
     lengths = (f"{tokens // (n - 1):,} rows of {n} ({tokens % (n - 1):,} tokens left over)" for n in SHOWN_ROWS)
     say(f"Training text: {tokens:,} tokens: {', '.join(lengths)}")
+    return tokens
 
 
 def run_prepare(options: PrepareOptions) -> None:
@@ -338,6 +341,11 @@ def run_prepare(options: PrepareOptions) -> None:
         reading=options,
         overwrite=options.overwrite,
     )
-    _report(counts, time.monotonic() - begun)
+    tokens = _report(counts, time.monotonic() - begun)
     name = f"mae_lm_{size_for_here()}"
-    say(f"Next: latemask pretrain {name} --data {shlex.quote(options.out)} --out runs/{name}")
+    row_tokens = recipe(name).shape.row_tokens
+    if tokens < row_tokens - 1:
+        say(f"Next: the same with more text, for {tokens:,} tokens fill no row of {row_tokens}; "
+            f"or pretrain on shorter rows, with --shape.row-tokens up to {tokens + 1:,}")  # fmt: skip
+    else:
+        say(f"Next: latemask pretrain {name} --data {shlex.quote(options.out)} --out runs/{name}")

@@ -39,7 +39,7 @@ from latemask.training.guards import locked, refuse_beyond_memory, signals
 from latemask.training.micro import out_of_memory_is_refused
 from latemask.training.optimizer import Verdict, optimizer_tensors, update
 from latemask.training.parts import Parts, assemble, device_name, facts, memory_bytes
-from latemask.training.resuming import refuse_another_run
+from latemask.training.resuming import has_the_same_room, refuse_another_run
 from latemask.training.schedules import learning_rate, share_of_updates
 from latemask.training.watch import Display, Stopwatch
 from latemask.writing import disk_errors_are_refused
@@ -125,21 +125,22 @@ def _resumed(
     run: Run | None, data: Path | str | None, out: Path, world: World, trackers: Sequence[journal.Tracker]
 ) -> Outcome:
     step = Path(world.decide_text(str(_newest(out)) if world.leads else ""))
-    saved, state = checkpoint.read_run(step), checkpoint.read_state(step)
+    before, state = checkpoint.read_run(step), checkpoint.read_state(step)
     store = open_store(Path(data if data is not None else state.data))
     state = dataclasses.replace(state, data=str(store.folder.resolve()))
     if store.fingerprint != state.data_fingerprint:
         raise Refusal(store.folder, "other tokens or another tokenizer", f"the data that {step} was trained on")
+    now = before
     if run is not None:
         run = store.fitted(run)
-        refuse_another_run(out, saved, run)
-        saved = dataclasses.replace(saved, training=run.training)
-    if state.updates > (wanted := saved.updates):
+        refuse_another_run(out, before, run)
+        now = dataclasses.replace(before, training=run.training)
+    if state.updates > (wanted := now.updates):
         raise Refusal("training.steps", f"{wanted:,} in all", f"{state.updates:,} or more, where {step} stands",
                       "Nothing was changed")  # fmt: skip
     model = checkpoint.read_pretrainer(step)
-    micro_rows = state.micro_rows if state.processes == world.size else None
-    parts = assemble(saved, store, model, checkpoint.read_optimizer(step), micro_rows, world)
+    micro_rows = state.micro_rows if state.processes == world.size and has_the_same_room(before, now) else None
+    parts = assemble(now, store, model, checkpoint.read_optimizer(step), micro_rows, world)
     return _train(parts, state, out, world, is_resumed=True, trackers=trackers)
 
 

@@ -8,8 +8,11 @@ from typing import Any
 
 from latemask.config import Run
 from latemask.errors import Refusal
+from latemask.fields import dotted
 
 FIXED = ("recipe", "shape", "decoder", "masking")
+ROOM = ("precision", "recompute", "data_parallel")
+"""Training settings that change how many rows fit in one forward pass."""
 
 
 def refuse_another_run(out: Path, saved: Run, wanted: Run) -> None:
@@ -27,13 +30,16 @@ def refuse_another_run(out: Path, saved: Run, wanted: Run) -> None:
                       "masking.later_rates follow the planned number of them")  # fmt: skip
 
 
-def differences(before: Any, now: Any, name: str = "") -> list[tuple[str, Any, Any]]:
-    """Dotted name and both values of each field in which two runs' JSON differ."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        inside = f"{name}." if name else ""
-        fields = dict.fromkeys([*before, *now])
-        return [one for field in fields for one in differences(before.get(field), now.get(field), f"{inside}{field}")]
-    return [] if before == now else [(name, before, now)]
+def has_the_same_room(before: Run, now: Run) -> bool:
+    """Whether as many rows fit in one forward pass as before, on the same device and as many processes."""
+    return all(getattr(before.training, name) == getattr(now.training, name) for name in ROOM)
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Dotted name and both values of each field in which two runs' JSON differ; None where there is no such field."""
+    one, other = dotted(before), dotted(now)
+    return [(name, was, asked) for name in dict.fromkeys([*one, *other])
+            if (was := one.get(name)) != (asked := other.get(name))]  # fmt: skip
 
 
 def told(differing: list[tuple[str, Any, Any]]) -> tuple[str, str]:
