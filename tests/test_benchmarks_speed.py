@@ -1,0 +1,309 @@
+"""The measuring programs of speed: what they make of journals, what they launch, and one of them from end to end."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmark_files import load
+from latemask.cli.pretrain import read
+from latemask.errors import Refusal
+from latemask.kernels import linear_cross_entropy, relative_attention
+from training_support import wait_until, write_store
+
+curves, processes, start = load("curves"), load("processes"), load("start")
+
+NARROW = ("--shape.depth 1 --shape.width 16 --shape.heads 1 --shape.feedforward 16 --shape.row-tokens 16 "
+          "--decoder.depth 1 --decoder.width 16 --decoder.heads 1 --decoder.feedforward 16")  # fmt: skip
+
+losses_of = st.lists(st.floats(0.1, 20), min_size=1, max_size=40)
+
+
+def numbered(losses: list, every: int = 10) -> list[list]:
+    return [[every * (place + 1), loss] for place, loss in enumerate(losses)]
+
+
+def train_line(step: int, **values) -> dict:
+    line = {"kind": "train", "step": step, "loss": 10.0 / step, "tokens_per_second": 100.0, "memory_bytes": step}
+    return line | {"mfu": None} | values
+
+
+# start
+
+
+def test_a_start_is_timed_by_the_lines_of_its_journal_in_turn(tmp_path: Path) -> None:
+    code = (
+        "import json, pathlib, sys, time; out = pathlib.Path(sys.argv[1]); out.mkdir(); j = out / 'journal.jsonl'\n"
+        "for kind in ('start', 'save', 'train', 'train', 'end'):\n"
+        "    time.sleep(.15); j.open('a').write(json.dumps({'kind': kind, 'step': 0}) + '\\n')"
+    )
+    run = tmp_path / "run"
+    found = start.measured([sys.executable, "-c", code, str(run)], run, os.environ, 60)
+    to, parts = found["to"], found["parts"]
+    assert list(to) == ["start", "save", "train", "end"]
+    assert 0.15 <= to["start"] < to["save"] < to["train"] < to["end"] <= found["process_seconds"]
+    assert found["seconds"] == to["train"]
+    assert math.isclose(sum(parts.values()), to["train"])
+    assert min(parts.values()) > 0
+
+
+@pytest.mark.parametrize(("code", "says"), [
+    ("print('no such data'); raise SystemExit(2)", "exit status 2; no such data"),
+    ("pass", "exit status 0"),
+    ("import time; time.sleep(60)", "nothing after"),
+])  # fmt: skip
+def test_a_start_that_trains_nothing_is_refused_with_its_log(code: str, says: str, tmp_path: Path) -> None:
+    begun = time.monotonic()
+    with pytest.raises(Refusal, match=says):
+        start.measured([sys.executable, "-c", code], tmp_path / "run", os.environ, 1.5 if "sleep" in code else 60)
+    assert time.monotonic() - begun < 50
+
+
+def test_starts_are_judged_by_their_median(tmp_path: Path) -> None:
+    starts = {"cold": [{"seconds": 60.5}], "warm": [{"seconds": 30.0}, {"seconds": 19.0}, {"seconds": 10.0}]}
+    found = start.judged(starts)
+    assert (found["cold"]["is_met"], found["warm"]["is_met"]) == (False, True)
+    assert found["warm"]["median_seconds"] == 19.0
+    assert "warm" not in start.judged({"cold": [{"seconds": 1.0}], "warm": []})
+
+
+# processes
+
+
+@pytest.mark.parametrize("name", ["mlm_base", "mae_lm_tiny"])
+def test_every_world_trains_the_same_and_only_losses_runs_drop_nothing(name: str, tmp_path: Path) -> None:
+    options = processes.Options(tmp_path, recipe=name)
+    trials, left_out = processes.trials_of(options, 8)
+    assert left_out == []
+    assert len({trial.name for trial in trials}) == len(trials)
+    runs = []
+    for trial in trials:
+        command = processes.command_of(options, trial)
+        assert command[command.index("--nproc-per-node") + 1] == str(trial.cards)
+        _, run = read(command[command.index("pretrain") + 1 :])
+        assert run is not None
+        assert run.training.data_parallel == trial.way
+        assert (run.shape.dropout == 0) == (trial.purpose == "losses")
+        assert run.decoder is None or trial.purpose == "speed" or run.decoder.dropout == 0
+        runs.append((trial.purpose, dataclasses.replace(run, training=dataclasses.replace(
+            run.training, data_parallel="replicate"))))  # fmt: skip
+    assert len({json.dumps([purpose, json.loads(run.to_json())]) for purpose, run in runs}) == 2
+    assert {(trial.way, trial.cards) for trial in trials if trial.purpose == "speed"} == {
+        ("replicate", 1), ("replicate", 2), ("replicate", 4), ("shard", 2), ("shard", 4)}  # fmt: skip
+    assert sum(trial.repeat for trial in trials) == 1
+
+
+def test_worlds_beyond_the_cards_are_left_out_by_name(tmp_path: Path) -> None:
+    trials, left_out = processes.trials_of(processes.Options(tmp_path), 2)
+    assert {trial.cards for trial in trials} == {1, 2}
+    assert left_out == ["4 cards: only 2 here"]
+    assert processes.trials_of(processes.Options(tmp_path), None)[1] == []
+
+
+def test_speed_is_the_median_of_the_intervals_after_the_first_steps(tmp_path: Path) -> None:
+    options = processes.Options(tmp_path, log_every=5, skipped_steps=20)
+    first = {"kind": "start", "micro_rows": 128, "world": 4}
+    speeds = {5: 1.0, 10: 1.0, 15: 1.0, 20: 1.0, 25: 900.0, 30: 1000.0, 35: 5000.0}
+    lines = [first, *(train_line(step, tokens_per_second=speed, mfu=0.4) for step, speed in speeds.items())]
+    found = processes.measured(lines, processes.Trial("speed", "shard", 4), options)
+    assert (found["tokens_per_second"], found["mfu"], found["memory_bytes"]) == (1000.0, 0.4, 35)
+    assert found["intervals"] == [900.0, 1000.0, 5000.0]
+    short = processes.measured(lines[:4], processes.Trial("speed", "shard", 4), options)
+    assert short["tokens_per_second"] is None
+
+
+def test_ratios_are_over_cards_times_one_card(tmp_path: Path) -> None:
+    options = processes.Options(tmp_path, log_every=5, skipped_steps=0)
+
+    def run(purpose, way, cards, speed, repeat=0, loss=1.0):
+        lines = [{"kind": "start", "micro_rows": 1, "world": cards}]
+        lines += [train_line(step, tokens_per_second=speed, loss=loss / step) for step in (5, 10)]
+        return processes.measured(lines, processes.Trial(purpose, way, cards, repeat), options)
+
+    runs = [run("speed", "replicate", 1, 100.0), run("speed", "replicate", 4, 390.0), run("speed", "shard", 4, 200.0),
+            run("losses", "replicate", 1, 1.0), run("losses", "replicate", 4, 1.0, loss=1.01),
+            run("losses", "replicate", 1, 1.0, repeat=1)]  # fmt: skip
+    found = processes.with_ratios(runs)
+    assert [one["ratio"] for one in found[:3]] == [1.0, 0.975, 0.5]
+    assert found[3]["beside_one_card"] is None
+    assert found[4]["beside_one_card"]["largest"] == pytest.approx(0.01)
+    assert found[5]["beside_one_card"] == {"steps": 2, "largest": 0.0, "at_step": 5, "mean": 0.0}
+    assert processes.goal_of(found) == {"cards": 4, "wanted": 0.97, "found": 0.975, "is_met": True}
+    alone_missing = processes.with_ratios(runs[1:3] + runs[4:])
+    assert [one["ratio"] for one in alone_missing[:2]] == [None, None]
+    assert processes.goal_of(alone_missing)["is_met"] is None
+
+
+def test_differences_are_of_equal_steps() -> None:
+    found = processes.difference([[1, 9.0], [2, 8.0], [3, 7.0]], [[2, 10.0], [3, 7.0], [4, 1.0]])
+    assert found == {"steps": 2, "largest": pytest.approx(0.2), "at_step": 2, "mean": pytest.approx(0.1)}
+    broken = processes.difference([[1, 9.0], [2, None]], [[1, 9.0], [2, 8.0]])
+    assert (broken["largest"], broken["at_step"]) == (None, 2)
+
+
+def test_a_failed_run_says_why_and_a_late_one_is_ended(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert processes.ran([sys.executable, "-c", "print('fine')"], log, 60) == ""
+    reason = processes.ran([sys.executable, "-c", "print('x' * 9); raise SystemExit(7)"], log, 60)
+    assert reason.splitlines() == ["exit status 7", "xxxxxxxxx"]
+    begun = time.monotonic()
+    late = processes.ran([sys.executable, "-c", "import time; time.sleep(100)"], log, 1)
+    assert late.startswith("not done after 1 s")
+    assert time.monotonic() - begun < 60
+
+
+def test_what_torchrun_adds_does_not_hide_what_its_processes_said() -> None:
+    said = ["step 1", "latemask (rank 1): training.batch_rows: found 15; wanted a multiple of 2"]
+    added = ["E1128 05:58:14.945000 27200 torch/distributed/elastic/multiprocessing/api.py:1002] failed", "Traceback"]
+    assert processes.last_words("\n".join(said + added * 40)) == said
+    assert processes.last_words("\n".join(added)) == added
+
+
+# curves
+
+
+def test_variants_differ_in_what_they_say_alone(tmp_path: Path) -> None:
+    options = curves.Options(tmp_path)
+    runs = {variant: curves.settings_of(options, variant) for variant in get_args(curves.Variant)}
+    fast = runs["fast"]
+    assert fast.shape.dropout == fast.decoder.dropout == 0
+    assert fast.training.order_seed == fast.training.seed == 0
+
+    def changed(variant):
+        return {name: value for name, value in dataclasses.asdict(runs[variant].training).items()
+                if value != getattr(fast.training, name)}  # fmt: skip
+
+    assert changed("plain") == {"compile": "off"}
+    assert changed("fp8") == {"precision": "fp8"}
+    assert changed("seed") == {"seed": 1}
+    assert changed("fp32") == {"compile": "off", "precision": "fp32", "steps": 150, "warmup_share": 100 / 150}
+    assert all(dataclasses.replace(run, training=fast.training) == fast for run in runs.values())
+    assert {run.training.order_seed for run in runs.values()} == {0}
+
+
+def test_the_learning_rate_of_a_step_does_not_depend_on_how_many_there_are(tmp_path: Path) -> None:
+    from latemask.training.schedules import learning_rate, share_of_updates
+
+    options = curves.Options(tmp_path, steps=300, fp32_steps=120, warmup_steps=100)
+    fast, short = (curves.settings_of(options, variant).training for variant in ("fast", "fp32"))
+    for update in range(120):
+        rates = [learning_rate(one, share_of_updates(update, one.steps)) for one in (fast, short)]
+        assert rates[0] == pytest.approx(rates[1], rel=1e-12)
+    assert rates[0] == fast.learning_rate
+    with pytest.raises(Refusal, match="--fp32-steps"):
+        curves.Options(tmp_path, fp32_steps=50, warmup_steps=100)
+
+
+@given(losses_of, st.integers(1, 6), st.floats(-1, 1))
+def test_a_shifted_curve_lies_the_shift_apart(losses: list[float], width: int, shift: float) -> None:
+    found = curves.apart(numbered([loss + shift for loss in losses]), numbered(losses), width)
+    assert len(found["points"]) == max(0, len(losses) - width + 1)
+    if found["points"]:
+        assert found["largest"] == pytest.approx(abs(shift), abs=1e-9)
+        assert found["mean"] == pytest.approx(abs(shift), abs=1e-9)
+    else:
+        assert found["mean"] is None
+
+
+def test_smoothing_is_the_mean_of_the_last_points_and_opposite_differences_do_not_cancel() -> None:
+    assert curves.smoothed(numbered([1.0, 2.0, 6.0]), 2) == {20: 1.5, 30: 4.0}
+    assert curves.smoothed(numbered([1.0, None, 6.0, 2.0]), 2) == {20: None, 30: None, 40: 4.0}
+    found = curves.apart(numbered([1.0, 3.0, 9.0]), numbered([2.0, 2.0]), 1)
+    assert found == {"points": [[10, -1.0], [20, 1.0]], "mean": 1.0, "largest": 1.0}
+    assert curves.apart(numbered([None, 3.0]), numbered([2.0, 2.0]), 1)["largest"] is None
+
+
+def test_speed_of_a_variant_leaves_the_first_half_out() -> None:
+    first = {"kind": "start", "micro_rows": 8, "card": "cpu", "versions": {}, "run": {"training": {"steps": 4}}}
+    lines = [first, *(train_line(step, tokens_per_second=float(step)) for step in (1, 2, 30, 50)), {"kind": "end"}]
+    found = curves.measured(lines)
+    assert (found["tokens_per_second"], found["memory_bytes"], len(found["losses"])) == (40.0, 50, 4)
+
+
+def test_the_plain_path_has_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Switched off where the model asks, at the time of training, for plain and fp32 and for no other."""
+    import torch
+
+    asked: dict[str, tuple] = {}
+    for kernel in (relative_attention, linear_cross_entropy):
+        monkeypatch.setattr(kernel, "is_supported", lambda *_: True)
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda _: None)
+    x = torch.zeros(1)
+    for variant in ("fast", "plain"):
+        monkeypatch.setattr(curves.latemask, "pretrain", lambda run, *_, variant=variant: asked.update(
+            {variant: (relative_attention.is_supported(x.device, x.dtype, 64), linear_cross_entropy.is_supported(x))}
+        ), raising=False)  # fmt: skip
+        assert curves.train(curves.Options(tmp_path), variant) == 0
+    assert asked == {"fast": (True, True), "plain": (False, False)}
+
+
+def test_curves_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two variants trained in processes of their own lie on each other."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    store, out = write_store(tmp_path / "data", train_rows=60), tmp_path / "out"
+    arguments = ["--data", str(store), "--recipe", "mae_lm_tiny", "--out", str(out), "--runs", str(tmp_path / "runs"),
+                 f"--flags={NARROW}", "--batch-rows", "4", "--steps", "6", "--fp32-steps", "4", "--warmup-steps", "2",
+                 "--log-every", "1", "--smoothed-steps", "2", "--cards", "0", "1"]  # fmt: skip
+    assert curves.main([*arguments, "--variants", "plain", "fast"]) == 0
+    found = json.loads((out / "curves_mae_lm_tiny.json").read_text())
+    assert list(found["variants"]) == ["plain", "fast"]
+    assert [step for step, _ in found["variants"]["fast"]["losses"]] == [1, 2, 3, 4, 5, 6]
+    assert found["beside_plain"]["fast"]["largest"] == pytest.approx(0, abs=1e-5)
+    assert len(found["beside_plain"]["fast"]["points"]) == 5
+    assert (out / "curves_mae_lm_tiny.svg").read_text().startswith("<svg")
+    assert (out / "curves_mae_lm_tiny_difference.svg").exists()
+    assert not list(tmp_path.glob("runs/**/step-*"))
+
+
+PROGRAM = """
+import json, os, pathlib, signal, sys, time
+folder, _, variant = sys.argv[1:]
+if variant == "fp8": sys.exit(3)
+if variant == "fp32": sys.exit("broken")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+run = pathlib.Path(folder) / variant
+(run / "step-0000000").mkdir(parents=True)
+start = {"kind": "start", "micro_rows": 1, "card": "x", "versions": {}, "run": {"training": {}}}
+train = {"kind": "train", "step": 1, "loss": 2.0, "tokens_per_second": 3.0, "memory_bytes": 4}
+(run / "aside").write_text(json.dumps(start) + "\\n" + json.dumps(train) + "\\n")
+os.replace(run / "aside", run / "journal.jsonl")
+time.sleep(100 if variant == "plain" else 0)
+"""
+
+
+def test_what_fails_is_named_and_what_is_told_to_stop_counts_as_far_as_it_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, run = tmp_path / "program.py", tmp_path / "runs" / "mae_lm_base"
+    program.write_text(PROGRAM)
+
+    class Late(subprocess.Popen):
+        """Its time is over as soon as ``plain`` has trained a step."""
+
+        def wait(self, timeout: float | None = None) -> int:
+            if timeout == curves.PATIENCE_SECONDS or timeout is None or self.args[-1] != "plain":
+                return super().wait(timeout)
+            wait_until((run / "plain" / "journal.jsonl").exists)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(curves, "__file__", str(program))
+    monkeypatch.setattr(curves.subprocess, "Popen", Late)
+    options = curves.Options(tmp_path, runs=tmp_path / "runs", cards=(0, 1), variants=("plain", "fp32", "fp8", "fast"))
+    cards = curves.Cards(options, [str(run)])
+    cards.work()
+    assert cards.failed == {"fp32": "exit status 1\nbroken"}
+    assert cards.left_out == ["fp8: not on this device"]
+    assert {name: one["was_stopped"] for name, one in cards.found.items()} == {"plain": True, "fast": False}
+    assert cards.found["plain"]["losses"] == [[1, 2.0]]
+    assert not list(run.glob("*/step-*"))
