@@ -89,6 +89,8 @@ class Peak:
 
     rows: int
     bytes: int
+    tokens_per_second: float | None = None
+    """Of the steps after it."""
 
 
 def predicted_rows(few: Peak, more: Peak, room: int) -> int:
@@ -163,7 +165,8 @@ class Trained:
         return Stepper(Entry(self.name, self.run, rows), step, self.device)
 
     def peak(self, rows: int) -> Peak | None:
-        """Of the second of two steps (the first makes the moments and compiles); None where they do not fit."""
+        """Of the second of two steps (the first makes the moments and compiles), and the speed of those that follow;
+        None where they do not fit."""
         try:
             stepper = self.stepper(rows)
             stepper.step()
@@ -171,19 +174,15 @@ class Trained:
             torch.cuda.reset_peak_memory_stats(self.device)
             stepper.step()
             torch.cuda.synchronize(self.device)
-            return Peak(rows, torch.cuda.max_memory_allocated(self.device))
+            held = torch.cuda.max_memory_allocated(self.device)
+            stepper.time(TIMED_STEPS)
+            return Peak(rows, held, stepper.result(None).tokens_per_second)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
         self.model.zero_grad(set_to_none=True)
         free(self.device)
         return None
-
-    def tokens_per_second(self, rows: int) -> float:
-        """At ``rows`` rows, which ran before."""
-        stepper = self.stepper(rows)
-        stepper.time(TIMED_STEPS)
-        return stepper.result(None).tokens_per_second
 
 
 def free(device: torch.device) -> None:
@@ -273,8 +272,7 @@ def one(name: str, run: Run, device: torch.device, options: Options, found: dict
                 peak, failed = largest(trained.peak, told["predicted_rows"])
                 told |= {"failed_rows": failed}
                 if peak is not None:
-                    told |= {"rows": peak.rows, "peak_bytes": peak.bytes}
-                    told |= {"tokens_per_second": trained.tokens_per_second(peak.rows)}
+                    told |= {"rows": peak.rows, "peak_bytes": peak.bytes, "tokens_per_second": peak.tokens_per_second}
         found["results"].append(told)
         write_json(options.out, found)
         console.say(f"{name}, recompute {run.training.recompute}, {gigabytes:g} GB: {told['rows']} rows")
