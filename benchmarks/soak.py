@@ -38,7 +38,8 @@ MOST_KEPT = KEEP + 2
 SHORT = {"shape.depth": 2, "shape.row-tokens": 64, "training.batch-rows": 16, "training.micro-rows": 16}
 """What makes a tiny recipe a fast one on a CPU."""
 MEMORY_GROWTH_BYTES = 24e6
-"""A trend of this much over the whole time is no trend: what the allocator keeps back moves by as much."""
+"""A trend of this much over the whole time is no trend: what the allocator keeps back moves by as much. Nor is more,
+where the samples scatter so widely that the interval reaches below it."""
 LOG_BYTES, LINE_BYTES = 120, 600
 """Most bytes that one line of the log and one line of the journal take, on average."""
 
@@ -145,12 +146,13 @@ def sample(process: psutil.Process, run: Path, log: Path, card: Card | None) -> 
     return found if card is None else found | {"card_bytes": card.held(process.pid)}
 
 
-def trend(samples: list[dict[str, float]], name: str) -> float:
-    """Growth over the whole time: the median of the slopes between any two samples (Theil and Sen) times the time.
-    What a save holds for a second is no trend."""
+def trend(samples: list[dict[str, float]], name: str) -> tuple[float, float]:
+    """Growth over the whole time: the median of the slopes between any two samples (Theil and Sen) times the time, and
+    the lower end of its 95 % interval. What a save holds for a second is no trend."""
     seconds = [one["seconds"] for one in samples]
     found: Any = theilslopes([one[name] for one in samples], seconds)
-    return float(found.slope) * (seconds[-1] - seconds[0])
+    took = seconds[-1] - seconds[0]
+    return float(found.slope) * took, float(found.low_slope) * took
 
 
 def watch(run: Path, data: Path, options: Options, card: Card | None) -> tuple[list[dict[str, float]], int]:
@@ -208,16 +210,18 @@ def judged(
     step_bytes = max(folder_bytes(step) for step in run.glob("step-*"))
     has_card = "card_bytes" in flat[0]
     watched = ("rss_bytes", "open_files", "threads", *(("card_bytes",) if has_card else ()))
-    growth = {name: trend(flat, name) for name in watched}
+    trends = {name: trend(flat, name) for name in watched}
+    growth = {name: grown for name, (grown, _) in trends.items()}
+    surely = {name: least for name, (_, least) in trends.items()}
     most = {name: max(one[name] for one in flat) for name in flat[0]}
     losses = [line["loss"] for line in lines if line["kind"] == "validation"]
     faults = journal_faults(lines, options.logs, options.saves)
-    if growth["rss_bytes"] > MEMORY_GROWTH_BYTES:
+    if surely["rss_bytes"] > MEMORY_GROWTH_BYTES:
         faults.append(f"memory grew by {growth['rss_bytes'] / 1e6:.1f} MB")
     if has_card:
-        growth["journal_memory_bytes"] = peak_growth(lines, flat[0]["step"])
+        growth["journal_memory_bytes"] = surely["journal_memory_bytes"] = peak_growth(lines, flat[0]["step"])
         for name in ("card_bytes", "journal_memory_bytes"):
-            if growth[name] > MEMORY_GROWTH_BYTES:
+            if surely[name] > MEMORY_GROWTH_BYTES:
                 faults.append(f"{name} grew by {growth[name] / 1e6:.1f} MB")
     for name in ("open_files", "threads"):
         before, after = (statistics.median(one[name] for one in part) for part in (flat[:half], flat[half:]))
@@ -239,6 +243,7 @@ def judged(
         "saves": sum(line["kind"] == "save" for line in lines),
         "exit_status": status,
         "growth_after_warm_up": growth,
+        "growth_at_least": surely,
         "median_after_warm_up": {name: statistics.median(one[name] for one in flat) for name in flat[0]},
         "most_after_warm_up": most,
         "journal_lines": len(lines),
