@@ -249,6 +249,22 @@ def test_resume_reads_the_runs_own_settings(tmp_path):
     assert changed == replace(saved, {"training.steps": 99})
 
 
+def test_flags_change_the_settings_of_the_checkpoint_that_is_gone_on_from(tmp_path):
+    """Not those of a newer one whose run.json is whole while its weights are not."""
+    from latemask.model.pretrainer import Pretrainer
+    from latemask.training import checkpoint
+
+    narrow = {"shape.width": 16, "shape.heads": 2, "shape.depth": 1, "training.steps": 77}
+    old = replace(recipe("mlm_tiny"), narrow)
+    new = replace(old, {"training.learning_rate": 0.5})
+    for step, run in ((0, old), (9, new)):
+        checkpoint.write(tmp_path, run, checkpoint.State(updates=step), Pretrainer(run).state_dict(), {}, b"{}")
+    flags, wanted = ["--resume", str(tmp_path), "--training.steps", "99"], {"training.steps": 99}
+    assert pretrain.read(flags)[1] == replace(new, wanted)
+    (tmp_path / "step-0000009" / checkpoint.ENCODER).write_bytes(b"cut")
+    assert pretrain.read(flags)[1] == replace(old, wanted)
+
+
 @pytest.mark.parametrize(("reason", "status"), [("signal", 75), ("steps", 0)])
 def test_status_after_sigterm_says_to_queue_the_run_again(reason, status, monkeypatch, capsys):
     from latemask.training import loop

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import logging
 import re
+import subprocess
 import sys
 
 import pytest
@@ -99,3 +101,24 @@ def test_progress_on_a_terminal_shows_rate_and_time(on_terminal):
     assert "reading [MASK]" in shown
     assert re.search(r"100/100 MB, [\d,.e+]+ MB/s", shown)
     assert "left" in shown
+
+
+@pytest.mark.parametrize(("logger", "text", "about", "is_told"), [
+    ("torchao", "Failed to load _C.so: no", None, False),
+    ("torchao", "this will be removed", None, True),
+    ("torch.utils._pytree", "%s is an Enum subclass and is now ...", ("torchao.quantization", "A"), False),
+    ("torch.utils._pytree", "%s is an Enum subclass and is now ...", ("of_the_user", "B"), True),
+    ("torch.utils._pytree", "%s cannot be a leaf", ("torchao.quantization", "C"), True),
+])  # fmt: skip
+def test_of_torchao_only_what_means_nothing_here_is_left_out(logger, text, about, is_told):
+    console.hush_torchao()
+    arguments = () if about is None else (type(about[1], (), {"__module__": about[0]}),)
+    record = logging.LogRecord(logger, logging.WARNING, "", 0, text, arguments, None)
+    assert bool(logging.getLogger(logger).filter(record)) == is_told
+
+
+def test_what_imports_torchao_is_silent():
+    pytest.importorskip("torchao")
+    code = "import latemask.hf.loading, latemask.training.float8, torchao.float8"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

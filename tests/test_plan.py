@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -59,6 +61,17 @@ def test_what_is_printed_can_be_typed(capsys):
     assert "not measured" in said
     run_plan(PlanOptions(1e6, 1000))
     assert "The text is what limits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("hours", "shown"), [(1, "1 H100-hour at"), (40_000, "40,000 H100-hours at")])
+def test_numbers_are_printed_as_people_read_them(hours, shown, capsys):
+    """Thousands apart everywhere but in the command, and no powers of ten."""
+    run_plan(PlanOptions(1e6, hours))
+    said, command = re.split("(?=\nlatemask pretrain )", capsys.readouterr().out, maxsplit=1)
+    assert f"1,000,000 tokens of text, {shown}" in said
+    assert re.search(r"about \d+,\d{3} \(estimate\)", said)
+    assert not re.search(r"\d{4,}(?!\d*\.)|\de[+-]\d", re.sub(r"0\.\d+", "", said))
+    assert re.search(r"--training.steps \d+ ", command)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ terminal (a job's log, a pipe) everything is plain lines, and progress is one li
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,6 +33,21 @@ def warn(text: str) -> None:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
 
+def hush_torchao() -> None:
+    """Before torchao is imported, which transformers does where it is installed: leave out its warnings that it does
+    not load all of its shared libraries here, and that it registers enumerations in an old way. Nothing uses either."""
+    for logger in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(logger).addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    text = record.getMessage()
+    if record.name == "torchao":
+        return not text.startswith(("Failed to load ", "Skipping import of cpp extensions"))
+    about = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    return not (" is an Enum subclass" in text and getattr(about, "__module__", "").startswith("torchao."))
+
+
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print ``rows`` under ``columns``; numbers stand to the right, with thousands separators for whole ones."""
     from rich import box
@@ -50,11 +66,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
     console.print(printed)
 
 
+def number(value: float) -> str:
+    """A number as people read it: whole ones and large ones with thousands separators, others with four digits."""
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
 def _cell(value: object) -> tuple[str, bool]:
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}", True
-    if isinstance(value, float):
-        return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}", True
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return number(value), True
     return ("", True) if value is None else (str(value), False)
 
 

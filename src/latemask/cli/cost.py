@@ -6,10 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from latemask import console
-from latemask.cli.options import parse, parse_run
+from latemask.cli.options import parse_recipe
 from latemask.config import Run, replace
-from latemask.errors import Refusal
-from latemask.recipes import recipe
 from latemask.study.cost import PUBLISHED_SHARE, Cost, cost
 
 
@@ -32,11 +30,7 @@ class CostOptions:
 
 def run_cost(arguments: Sequence[str]) -> None:
     """Print the tables of ``latemask cost``. Raises ``Refusal`` for a recipe, a field or a card that does not exist."""
-    if not arguments or arguments[0].startswith("-"):
-        parse(CostOptions, arguments, prog="latemask cost RECIPE")
-        raise Refusal("cost", "no recipe", "latemask cost RECIPE", "`latemask recipes` lists the recipes")
-    name, *rest = arguments
-    options, run = parse_run(CostOptions, recipe(name), rest, prog=f"latemask cost {name}")
+    options, run = parse_recipe(CostOptions, arguments, command="cost", wanted="latemask cost RECIPE")
     if options.vocabulary is not None:
         run = replace(run, {"shape.vocabulary": options.vocabulary})
     show(cost(run, kind=options.kind, cards=options.cards, mfu=options.mfu, micro_rows=options.micro_rows))
@@ -63,8 +57,8 @@ def show(of: Cost) -> None:
             (f"memory of one card, {micro_rows} rows at once (estimate)", f"{of.memory.total / 1e9:,.1f} GB"),
             (f"rows at once that fit one {kind} (estimate)", f"{of.rows_that_fit:,}"),
             ("tokens of the full run", f"{of.tokens:,}"),
-            (f"{kind}-hours of the full run at an MFU of {of.mfu:g}", f"{of.gpu_hours:,.4g}"),
-            ("hours of the full run", f"{of.gpu_hours / of.cards:,.4g}"),
+            (f"{kind}-hours of the full run at an MFU of {of.mfu:g}", of.gpu_hours),
+            ("hours of the full run", of.gpu_hours / of.cards),
         ],
     )
     parts = ("linear", "attention", "decoder", "head", "total")

@@ -17,6 +17,7 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.fields import Spelled
+from latemask.recipes import recipe
 
 T = TypeVar("T")
 
@@ -67,6 +68,16 @@ def parse_run(kind: type[T], run: Run, arguments: Sequence[str], *, prog: str) -
         if (given := getattr(getattr(options, name), field.name)) != getattr(part, field.name)
     }
     return _read_from(options, kind), replace(run, changes)
+
+
+def parse_recipe(kind: type[T], arguments: Sequence[str], *, command: str, wanted: str) -> tuple[T, Run]:
+    """``kind`` and a run from ``RECIPE [FLAGS...]``, as in ``parse_run``. Raises ``Refusal`` for a recipe that does not
+    exist, and, saying what is ``wanted``, for none."""
+    if not arguments or arguments[0].startswith("-"):
+        parse(kind, arguments, prog=f"latemask {command} RECIPE")
+        raise Refusal(command, "no recipe", wanted, "`latemask recipes` lists the recipes")
+    name, *rest = arguments
+    return parse_run(kind, recipe(name), rest, prog=f"latemask {command} {name}")
 
 
 def _without_rules(kind: type[Any], marks: dict[str, tuple[Any, ...]]) -> type[Any]:

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from latemask import console
-from latemask.cli.options import parse, parse_run
+from latemask.cli.options import parse_recipe, parse_run
 from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run
 from latemask.errors import Refusal
-from latemask.recipes import recipe
 
 
 @dataclass(frozen=True)
@@ -60,20 +59,16 @@ def run_pretrain(arguments: Sequence[str]) -> int:
 
 def read(arguments: Sequence[str]) -> tuple[PretrainOptions, Run | None]:
     """Options and the run; None where a run folder's own settings go on unchanged. Raises ``Refusal``."""
-    if arguments and not arguments[0].startswith("-"):
-        name, *rest = arguments
-        options, run = parse_run(PretrainOptions, recipe(name), rest, prog=f"latemask pretrain {name}")
+    folder = _resumed_folder(arguments)
+    if folder is None or not arguments[0].startswith("-"):
+        wanted = "RECIPE --data DATA --out FOLDER, or --resume FOLDER"
+        options, run = parse_recipe(PretrainOptions, arguments, command="pretrain", wanted=wanted)
         if options.resume is not None and options.out is not None:
             raise Refusal("--resume", "--out too", "one of them", "--resume FOLDER goes on in that folder")
         if options.resume is None and (options.out is None or options.data is None):
             missing = "--out" if options.out is None else "--data"
-            raise Refusal(missing, "nothing", "a folder", f"latemask pretrain {name} --data DATA --out FOLDER")
+            raise Refusal(missing, "nothing", "a folder", f"latemask pretrain {arguments[0]} --data DATA --out FOLDER")
         return options, run
-    folder = _resumed_folder(arguments)
-    if folder is None:
-        parse(PretrainOptions, arguments, prog="latemask pretrain")
-        raise Refusal("pretrain", "no recipe", "RECIPE --data DATA --out FOLDER, or --resume FOLDER",
-                      "`latemask recipes` lists the recipes")  # fmt: skip
     saved = _saved_run(folder)
     options, run = parse_run(PretrainOptions, saved, arguments, prog="latemask pretrain")
     return options, None if run == saved else run
@@ -90,6 +85,7 @@ def _resumed_folder(arguments: Sequence[str]) -> Path | None:
 
 
 def _saved_run(folder: Path) -> Run:
+    """That of the checkpoint which the run goes on from."""
     from latemask.training import checkpoint
 
-    return checkpoint.last_run(folder) or checkpoint.read_run(checkpoint.newest(folder))
+    return checkpoint.read_run(checkpoint.newest(folder))

@@ -21,12 +21,11 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from tyro.conf import UseAppendAction
 
 from latemask import console
-from latemask.cli.options import FROM_DATA, parse, parse_run
+from latemask.cli.options import FROM_DATA, parse_recipe
 from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.fields import Spelled
-from latemask.recipes import recipe
 from latemask.writing import write_json, write_whole
 
 MOST_RUNS = 1000
@@ -61,12 +60,9 @@ class Point:
 
 def run_sweep(arguments: Sequence[str]) -> int:
     """What ``latemask sweep`` does; the exit status as of ``latemask pretrain``."""
-    if not arguments or arguments[0].startswith("-"):
-        parse(SweepOptions, arguments, prog="latemask sweep RECIPE")
-        raise Refusal("sweep", "no recipe", "RECIPE --vary FIELD=VALUES --data DATA --out FOLDER")
     exit_on_sigterm()
-    name, *rest = arguments
-    options, run = parse_run(SweepOptions, recipe(name), rest, prog=f"latemask sweep {name}")
+    wanted = "RECIPE --vary FIELD=VALUES --data DATA --out FOLDER"
+    options, run = parse_recipe(SweepOptions, arguments, command="sweep", wanted=wanted)
     return sweep(run, options.vary, options.data, options.out)
 
 

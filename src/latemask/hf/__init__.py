@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from latemask.console import hush_torchao
 from latemask.hf.options import ExportOptions, FillOptions
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from latemask.hf.loading import load_encoder, load_masked_model, load_pretrained, load_tokenizer_of
     from latemask.hf.stock import from_transformers
     from latemask.hf.vectors import encode
+
+hush_torchao()
 
 _HOMES = {
     "exporting": ("Exported", "export"),

@@ -104,22 +104,24 @@ def run_plan(options: PlanOptions) -> None:
     weighed = [reach(mae_lm(each), options) for each in SIZES]
     others = [reach(system(size), options) for system in (mlm, three_ml_self)]
     rows = [
-        (one.run.recipe, "<- recommended" if one.run == chosen.run else "", f"{one.tokens:.3g}", f"{one.epochs:.3g}",
-         f"{one.tokens_per_parameter:.3g}", f"{one.hours:.3g}")
+        (one.run.recipe, "<- recommended" if one.run == chosen.run else "", one.tokens, one.epochs,
+         one.tokens_per_parameter, one.hours)
         for one in [*weighed, *others]
     ]  # fmt: skip
-    budget = f"{options.gpu_hours:g} {card(options.kind).name}-hours at an MFU of {options.mfu:g}"
+    hours = f"{card(options.kind).name}-hour{'' if options.gpu_hours == 1 else 's'}"
+    budget = f"{console.number(options.gpu_hours)} {hours} at an MFU of {options.mfu:g}"
     columns = ("recipe", "", "tokens seen", "epochs", "tokens per parameter", "GPU-hours")
-    console.table(f"{options.tokens:.3g} tokens of text, {budget}", columns, rows)
+    console.table(f"{console.number(options.tokens)} tokens of text, {budget}", columns, rows)
     training = chosen.run.training
     if not chosen.is_enough:
         console.say(
             f"Fewer than {TOKENS_PER_PARAMETER} tokens per parameter at every size: more text or hours would help"
         )
     if chosen.hours < 0.95 * options.gpu_hours:
-        console.say(f"The text is what limits: {MOST_EPOCHS} passes over it take {chosen.hours:.3g} of your hours")
+        console.say(f"The text is what limits: {MOST_EPOCHS} passes over it take "
+                    f"{console.number(chosen.hours)} of your hours")  # fmt: skip
     fits = cost(chosen.run, kind=options.kind, cards=1, mfu=options.mfu).rows_that_fit
-    console.say(f"Rows at once on one card: about {fits} (estimate); the batch is gathered from as many as it takes")
+    console.say(f"Rows at once on one card: about {fits:,} (estimate); the batch is gathered from as many as it takes")
     console.say(
         f"latemask pretrain {chosen.run.recipe} --data data/en --out runs/{chosen.run.recipe} "
         f"--training.steps {training.steps} --training.batch-rows {training.batch_rows} "

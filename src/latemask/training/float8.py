@@ -12,6 +12,7 @@ import importlib.util
 import torch
 from torch import nn
 
+from latemask.console import hush_torchao
 from latemask.errors import Refusal
 from latemask.model.pretrainer import Pretrainer
 from latemask.model.stack import Stack
@@ -41,6 +42,7 @@ def multiply_in_float8(model: Pretrainer, *, emulates: bool = False) -> int:
 
     Raises ``Refusal`` where torchao is not installed, and where the widths leave no layer (multiples of 16).
     """
+    hush_torchao()
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.float8.float8_linear import Float8Linear
