@@ -153,6 +153,21 @@ def test_a_stale_claim_is_passed_over(tmp_path):
     assert not is_done(tmp_path, "fresh")
 
 
+@pytest.mark.parametrize("text", [
+    "", "{", "[]", "3", "null", "{}", '{"process": 1}', '{"machine": "%s"}', '{"machine": "%s", "process": "x"}',
+    '{"machine": "%s", "process": null}',
+])  # fmt: skip
+def test_a_claim_that_names_no_owner_holds_until_the_clock_says_it_is_stale(text, tmp_path):
+    claim = tmp_path / "x.claim-0"
+    claim.write_text(text.replace("%s", claims._machine()))
+    with claimed(tmp_path, "x") as is_ours:
+        assert not is_ours
+    then = claim.stat().st_mtime - claims.STALE_AFTER_SECONDS - 60
+    os.utime(claim, (then, then))
+    with claimed(tmp_path, "x") as is_ours:
+        assert is_ours
+
+
 def test_a_claim_is_kept_fresh(tmp_path, monkeypatch):
     monkeypatch.setattr(claims, "TOUCH_EVERY_SECONDS", 0.05)
     with claimed(tmp_path, "x"):

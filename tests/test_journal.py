@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import math
@@ -114,6 +115,8 @@ def test_going_on_takes_out_what_is_met_again(tmp_path: Path) -> None:
 
 def test_what_is_not_finite_is_null_and_listeners_hear_every_line(tmp_path: Path) -> None:
     class Ears:
+        name = "ears"
+
         def __init__(self) -> None:
             self.heard: list[dict[str, Any]] = []
             self.is_closed = False
@@ -137,6 +140,36 @@ def test_what_is_not_finite_is_null_and_listeners_hear_every_line(tmp_path: Path
     assert line == {"kind": "validation", "step": 1, "loss": None, "by_source": {"books": None, "news": 1.5}, "rows": 3}
     assert ears.heard == [line]
     assert ears.is_closed
+
+
+@pytest.mark.parametrize("when", ["made", "hear", "close"])
+def test_an_error_of_the_system_in_a_tracker_is_the_tracker_s_own(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the journal's, which is written nevertheless."""
+
+    class Full:
+        name = "tensorboard"
+
+        def __init__(self, folder: Path):
+            self.fails_at("made")
+
+        def fails_at(self, moment: str) -> None:
+            if moment == when:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+        def hear(self, line: dict[str, Any]) -> None:
+            self.fails_at("hear")
+
+        def close(self) -> None:
+            self.fails_at("close")
+
+    monkeypatch.setattr(journal, "TensorBoard", Full)
+    with pytest.raises(Refusal, match=r"^--tracker tensorboard: found .*No space left") as refused:
+        pretrain(tiny_run(), write_store(tmp_path / "data"), tmp_path / "run", trackers=["tensorboard"])
+    assert "journal" not in str(refused.value)
+    if when != "made":
+        assert journal.read(tmp_path / "run" / "journal.jsonl")[0]["kind"] == "start"
 
 
 def test_a_tracker_that_is_not_installed_is_refused_before_training(

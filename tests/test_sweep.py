@@ -227,6 +227,32 @@ def test_processes_share_the_folder_and_do_no_run_twice(data, tmp_path):
     assert passed == 4
 
 
+def test_no_values_are_lost_where_sweeps_begin_at_once(tmp_path):
+    """Each notes values of its own, between whose reading and writing another would find time."""
+    code = (
+        f"import time\nfrom pathlib import Path\nfrom latemask.cli import sweep\nwrite = sweep.write_json\n"
+        f"def slowly(path, value):\n    time.sleep(0.1)\n    write(path, value)\nsweep.write_json = slowly\n"
+        f"sweep._note_down(Path({str(tmp_path / 'out')!r}), 'mlm_tiny', {{'masking.rate': [float(input())]}})"
+    )
+    rates = ["0.1", "0.2", "0.3", "0.4"]
+    begun = [subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, text=True) for _ in rates]
+    for process, rate in zip(begun, rates, strict=True):
+        assert process.stdin is not None
+        process.stdin.write(f"{rate}\n")
+        process.stdin.close()
+    assert [process.wait(120) for process in begun] == [0] * 4
+    held = json.loads((tmp_path / "out" / "sweep.json").read_text())
+    assert sorted(held["vary"]["masking.rate"]) == rates
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["sweep.json"]
+
+
+@pytest.mark.parametrize("held", ["[]", '{"recipe": "x", "vary": 3}', '{"recipe": "x", "vary": {"a": 3}}'])
+def test_a_sweep_s_file_made_by_hand_is_refused_by_name(held, tmp_path):
+    (tmp_path / "sweep.json").write_text(held)
+    with pytest.raises(Refusal, match=r"sweep\.json: found an unreadable file"):
+        command._note_down(tmp_path, "x", {"a": [1]})
+
+
 def test_a_run_that_diverges_is_a_result_and_the_others_are_run(data, tmp_path, monkeypatch, capsys):
     inner = loop.pretrain
 

@@ -26,7 +26,7 @@ from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.fields import Spelled
-from latemask.writing import write_json, write_whole
+from latemask.writing import alone_at, write_json, write_whole
 
 MOST_RUNS = 1000
 
@@ -187,7 +187,7 @@ def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
         if is_done(out, point.name):
             try:
                 held = json.loads(file.read_text(encoding="utf-8"))
-                before, on = held["run"], held["data"]
+                before, on = dict(held["run"]), held["data"]
             except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
                 raise Refusal(file, f"an unreadable file ({type(error).__name__})", "a sweep's result") from None
             if on != text:
@@ -202,21 +202,25 @@ def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
 
 
 def _note_down(out: Path, name: str, values: dict[str, list[Any]]) -> None:
-    """Write ``sweep.json``, which says what the runs of the folder vary."""
+    """Write ``sweep.json``, which says what the runs of the folder vary: these values and those that stand there,
+    one process at a time."""
     from latemask.report.folders import SWEEP
 
     texts = {field: [_text(value) for value in listed] for field, listed in values.items()}
-    if (out / SWEEP).is_file():
-        try:
-            held = json.loads((out / SWEEP).read_text(encoding="utf-8"))
-            recipe_before, before = held["recipe"], dict(held["vary"])
-        except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-            raise Refusal(out / SWEEP, f"an unreadable file ({type(error).__name__})", "a sweep's own") from None
-        if recipe_before != name or list(before) != list(texts):
-            found = f"a sweep of {recipe_before} over {', '.join(before)}"
-            raise Refusal(out, found, f"one of {name} over {', '.join(texts)}", "Take another --out")
-        texts = {field: list(dict.fromkeys([*before[field], *listed])) for field, listed in texts.items()}
-    write_json(out / SWEEP, {"kind": "sweep", "recipe": name, "vary": texts})
+    out.mkdir(parents=True, exist_ok=True)
+    with alone_at(out, out / ".sweep.lock", "noting its values", waits=True):
+        if (out / SWEEP).is_file():
+            try:
+                held = json.loads((out / SWEEP).read_text(encoding="utf-8"))
+                recipe_before = held["recipe"]
+                before = {field: list(listed) for field, listed in dict(held["vary"]).items()}
+            except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
+                raise Refusal(out / SWEEP, f"an unreadable file ({type(error).__name__})", "a sweep's own") from None
+            if recipe_before != name or list(before) != list(texts):
+                found = f"a sweep of {recipe_before} over {', '.join(before)}"
+                raise Refusal(out, found, f"one of {name} over {', '.join(texts)}", "Take another --out")
+            texts = {field: list(dict.fromkeys([*before[field], *listed])) for field, listed in texts.items()}
+        write_json(out / SWEEP, {"kind": "sweep", "recipe": name, "vary": texts})
 
 
 def _train(run: Run, data: Path, folder: Path) -> tuple[dict[str, Any], bool]:

@@ -109,16 +109,25 @@ def _take(folder: Path, name: str) -> Path | None:
 def _is_stale(claim: Path) -> bool:
     try:
         untouched = _now(claim.parent) - claim.stat().st_mtime
-        owner = json.loads(claim.read_text() or "{}")
+        text = claim.read_bytes()
     except FileNotFoundError:
         return False  # just given up: whoever asks again will find it free
-    except (ValueError, RecursionError):
-        owner = {}
     if untouched > STALE_AFTER_SECONDS:
         return True
-    if not owner or owner.get("machine") != _machine():
-        return False
-    return _identity(int(owner["process"])) != owner
+    owner = _owner(text)
+    return owner["machine"] == _machine() and _identity(owner["process"]) != owner
+
+
+def _owner(text: bytes) -> dict[str, Any]:
+    """The identity that a claim holds; of one that tells none (torn by a crash, or not ours) a nobody's, so that the
+    clock alone makes it stale."""
+    try:
+        owner = json.loads(text)
+    except (ValueError, RecursionError):
+        owner = None
+    if isinstance(owner, dict) and isinstance(owner.get("process"), int) and "machine" in owner:
+        return owner
+    return {"machine": None}
 
 
 def _now(folder: Path) -> float:

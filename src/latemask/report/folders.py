@@ -46,8 +46,8 @@ class RunFolder:
     @cached_property
     def start(self) -> dict[str, Any]:
         """Settings and facts of the run since it began or was last resumed; empty without a journal."""
-        begun = (line for line in reversed(self.lines) if line["kind"] in ("start", "resume") and "run" in line)
-        return next(begun, {})
+        begun = (line for line in reversed(self.lines) if line["kind"] in ("start", "resume"))
+        return next((line for line in begun if isinstance(line.get("run"), dict)), {})
 
     @cached_property
     def fields(self) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -21,6 +22,8 @@ Tracker = Literal["tensorboard", "wandb"]
 
 class Listener(Protocol):
     """Something beside the file that hears every line."""
+
+    name: str
 
     def hear(self, line: dict[str, Any]) -> None: ...
 
@@ -54,12 +57,24 @@ class Journal:
         line = _finite({"kind": kind, **values})
         _write(self.file, json.dumps(line) + "\n")
         for listener in self.listeners:
-            listener.hear(line)
+            with _errors_are_the_tracker_s(listener.name):
+                listener.hear(line)
 
     def close(self) -> None:
         self.file.close()
         for listener in self.listeners:
-            listener.close()
+            with _errors_are_the_tracker_s(listener.name):
+                listener.close()
+
+
+@contextmanager
+def _errors_are_the_tracker_s(name: str) -> Iterator[None]:
+    """An error of the system while a tracker works, as a ``Refusal`` that names the tracker, not the journal."""
+    try:
+        yield
+    except OSError as error:
+        do = "The run needs no tracker: it also goes on without this flag"
+        raise Refusal(f"--tracker {name}", str(error), "a tracker that can do its work", do) from error
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -134,6 +149,8 @@ def _finite(value: Any) -> Any:
 class TensorBoard:
     """Scalars for TensorBoard (extra ``tensorboard``)."""
 
+    name = "tensorboard"
+
     def __init__(self, folder: Path):
         try:
             from torch.utils.tensorboard import SummaryWriter
@@ -154,6 +171,8 @@ class TensorBoard:
 
 class WeightsAndBiases:
     """Scalars for Weights & Biases (extra ``wandb``); offline unless the user has logged in, and it never asks."""
+
+    name = "wandb"
 
     def __init__(self, folder: Path, run: dict[str, Any]):
         try:
@@ -181,4 +200,8 @@ class WeightsAndBiases:
 def listeners(trackers: Sequence[Tracker], folder: Path, run: dict[str, Any]) -> list[Listener]:
     """The trackers a user asked for, by name."""
     made = {"tensorboard": lambda: TensorBoard(folder), "wandb": lambda: WeightsAndBiases(folder, run)}
-    return [made[tracker]() for tracker in trackers]
+    found: list[Listener] = []
+    for tracker in trackers:
+        with _errors_are_the_tracker_s(tracker):
+            found.append(made[tracker]())
+    return found
