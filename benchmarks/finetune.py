@@ -137,8 +137,9 @@ class Rows(torch.utils.data.Dataset):
 
 
 def trained_by_trainer(folder: str, task: Task, examples: dict[str, Examples], settings: Settings, *, best: bool,
-                       compiles: bool, pads: bool) -> tuple[dict[str, float], list[float]]:  # fmt: skip
-    """Scores on the first development set, and seconds at each epoch's end."""
+                       compiles: bool, pads: bool, groups: bool) -> tuple[dict[str, float], list[float]]:  # fmt: skip
+    """Scores on the first development set, and seconds at each epoch's end. ``groups``: batches of like lengths, in
+    Trainer's way: long to short, over and over, which is no random order."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     most = min(settings.sequence_tokens, 128 if pads else tokenizer.model_max_length)
 
@@ -158,9 +159,10 @@ def trained_by_trainer(folder: str, task: Task, examples: dict[str, Examples], s
         "warmup_steps" if v5 else "warmup_ratio": settings.warmup_share,
     }  # fmt: skip
     if best:
-        grouped = {"train_sampling_strategy": "group_by_length"} if v5 else {"group_by_length": True}
-        options |= {"bf16": is_cuda, "torch_compile": compiles, "optim": "adamw_torch_fused", **grouped}
+        options |= {"bf16": is_cuda, "torch_compile": compiles, "optim": "adamw_torch_fused"}
         options |= {"dataloader_num_workers": 4, "dataloader_persistent_workers": True} if is_cuda else {}
+    if groups:
+        options |= {"train_sampling_strategy": "group_by_length"} if v5 else {"group_by_length": True}
     transformers.set_seed(settings.seed)
     model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=len(task.labels))
     clock = EpochClock()
@@ -238,7 +240,7 @@ def measured(options: Speed, system: System) -> dict[str, Any]:
     else:
         best = system == "trainer-best"
         scores, ends = trained_by_trainer(options.model, task, examples, settings, best=best,
-                                          compiles=options.compile != "off", pads=not best)  # fmt: skip
+                                          compiles=options.compile != "off", pads=not best, groups=best)  # fmt: skip
     rows = len(examples["train"])
     last = ends[-1] - (ends[-2] if len(ends) > 1 else 0.0)
     memory = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
@@ -281,7 +283,7 @@ def agreement(options: Agreement) -> None:
             )  # fmt: skip
             ours, _ = trained_by_us(options.model, task, examples, settings)
             theirs, _ = trained_by_trainer(options.model, task, examples, settings, best=torch.cuda.is_available(),
-                                           compiles=False, pads=False)  # fmt: skip
+                                           compiles=False, pads=False, groups=False)  # fmt: skip
             scores["latemask"].append(score_of(task, {"dev": ours}))
             scores["trainer"].append(score_of(task, {"dev": theirs}))
             print(

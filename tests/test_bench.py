@@ -52,7 +52,8 @@ def test_entries_are_what_their_names_say(size):
     assert [ours[f"3ml_self .5, {n} layers"].run.decoder.depth for n in (2, 4)] == [2, 4]
     assert ours["mae_lm cross-only"].run.decoder.sublayers == ("cross",)
     assert ours["mae_lm, dropout, relative bias"].run == recipe(f"mae_lm_{size}")
-    assert sum(name.startswith("roberta, compiled") for name in entries) == 4
+    for way in ("eager", "compiled", "blocks compiled"):
+        assert sum(name.startswith(f"roberta, {way}, ") for name in entries) == 4
     with_float8 = {entry.name: entry for entry in entries_of(size, BenchOptions(), compiles=True, has_float8=True)}
     assert with_float8.keys() - entries.keys() == (set() if size == "tiny" else {"mlm, fp8"})
     if size != "tiny":
@@ -71,7 +72,11 @@ def test_goals_are_ratios_of_time_beside_ratios_of_flops():
     speeds["roberta, compiled, 128 rows"] = timed(entries["roberta, compiled, 128 rows"], 800e3)
     goals = {goal.what: goal for goal in goals_of("base", speeds)}
     assert goals["MAE-LM, 4 self-attention layers: time over plain MLM"].found == 2
-    assert goals["MLM, dropout .1: tokens/s over RoBERTa at its best"].found == 0.75  # The fastest peer counts.
+    best = "MLM, dropout .1: tokens/s over RoBERTa at its best"
+    assert goals[best].found == 0.75  # The fastest peer counts, however it runs.
+    for faster in ("roberta, eager, 64 rows", "roberta, blocks compiled, 64 rows"):
+        others = speeds | {faster: timed(entries[faster], 1200e3)}
+        assert next(goal.found for goal in goals_of("base", others) if goal.what == best) == 0.5
     assert goals["dropout .1: time over dropout 0"].found == pytest.approx(7 / 6)
     mae, mlm = entries["mae_lm"].run, entries["mlm"].run
     wanted = flops_per_token(mae).executed / flops_per_token(mlm).plain
@@ -115,7 +120,7 @@ def test_roberta_loses_the_same_with_its_head_on_masked_positions():
 
 def test_a_small_benchmark_prints_and_keeps_what_it_measured(tmp_path, capsys):
     out = tmp_path / "bench.json"
-    names = ("mlm", "mlm, dropout", "roberta, eager")
+    names = ("mlm", "mlm, dropout", "roberta, eager, 1 rows")
     bench.run_bench(BenchOptions(size="tiny", only=names, rows=1, rounds=2, steps=1, out=str(out)))
     kept = json.loads(out.read_text())
     assert [entry["name"] for entry in kept["entries"]] == list(names)
@@ -123,8 +128,8 @@ def test_a_small_benchmark_prints_and_keeps_what_it_measured(tmp_path, capsys):
         assert entry["tokens_per_second"] == pytest.approx(128e3 / entry["milliseconds"])
     ratio = next(goal for goal in kept["goals"] if goal["what"].startswith("MLM, dropout .1"))["found"]
     speed = {entry["name"]: entry["tokens_per_second"] for entry in kept["entries"]}
-    assert ratio == pytest.approx(speed["mlm, dropout"] / speed["roberta, eager"])
+    assert ratio == pytest.approx(speed["mlm, dropout"] / speed["roberta, eager, 1 rows"])
     assert {"card", "driver", "versions"} <= kept.keys()
     printed = capsys.readouterr().out
-    assert "roberta, eager" in printed
+    assert "roberta, eager, 1 rows" in printed
     assert ">= 1.8" in printed
