@@ -40,6 +40,7 @@ from latemask.hf.loading import load_encoder, load_masked_model, load_tokenizer_
 from latemask.hf.vectors import framed
 from latemask.recipes import recipe
 from latemask.text.tokenizer import SPECIAL_TOKENS, Tokenizer
+from latemask.writing import check_free
 from samples import small, with_shape
 from trained import TEXT, byte_level, character_level, write_run
 
@@ -375,7 +376,7 @@ def test_what_is_there_is_kept_unless_it_is_an_export(encoder, tmp_path):
     with pytest.raises(Refusal, match="other things"):
         export(run, tmp_path, overwrite=True)
     assert (tmp_path / "notes.txt").read_text() == "mine"
-    exporting.refuse_taken(encoder, overwrite=True)
+    check_free(encoder, True, exporting.CARD, exporting.MARK)
     downloaded = tmp_path / "downloaded"
     shutil.copytree(encoder, downloaded)
     for card in ("---\ntags:\n- exbert\n---\n\n# A model\n", None):

@@ -53,9 +53,10 @@ def json_checksum(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
-def check_free(out: Path, overwrite: bool, mark: str) -> None:
+def check_free(out: Path, overwrite: bool, mark: str, line: str = "") -> None:
     """Remove what a killed process left aside, and raise ``Refusal`` where ``out`` may not be written: another process
-    is at it, or something is there, and it is not a folder with ``mark`` that ``overwrite`` gives up."""
+    is at it, or something is there, and it is not a folder that ``overwrite`` gives up: one with the file ``mark``, in
+    which ``line`` stands where one is given."""
     out = Path(os.path.realpath(out))
     if out.parent.is_dir():
         with _locked(out, waits=False):
@@ -68,8 +69,13 @@ def check_free(out: Path, overwrite: bool, mark: str) -> None:
         return
     if not overwrite:
         raise Refusal(out, "something already there", "a new or empty folder", "Take another --out, or --overwrite")
-    if not (out / mark).is_file():
-        raise Refusal(out, f"other things (no {mark})", "a folder that may be overwritten")
+    if not _is_marked(out / mark, line):
+        missing = f"no {mark} with the line {line!r}" if line else f"no {mark}"
+        raise Refusal(out, f"other things ({missing})", "a folder that may be overwritten")
+
+
+def _is_marked(mark: Path, line: str) -> bool:
+    return mark.is_file() and (not line or line in mark.read_text(encoding="utf-8", errors="replace").splitlines())
 
 
 @contextmanager

@@ -26,6 +26,8 @@ from latemask.training import checkpoint
 from latemask.writing import check_free, written_aside
 
 WEIGHTS, CARD = "model.safetensors", "README.md"
+MARK = f"- {TAG}"
+"""The line of an export's card that no other model's has: else other models of transformers have the same files."""
 CODE = "modeling_latemask"
 
 
@@ -53,7 +55,7 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
     step, out = Source.of(folder).step, Path(out)
     if step is None:
         raise Refusal(folder, "a Hugging Face model", "a run folder or a step folder")
-    refuse_taken(out, overwrite)
+    check_free(out, overwrite, CARD, MARK)
     pretrainer, tokenizer = checkpoint.read_pretrainer(step), load_tokenizer(step / checkpoint.TOKENIZER)
     run, fills_masks = pretrainer.run, kind == "masked-lm"
     if tokenizer.vocabulary > run.shape.vocabulary or tokenizer.specials != run.shape.specials:
@@ -72,14 +74,6 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
         text = card(step, run, verified, tokenizer.special_names, fills_masks=fills_masks, has_code=has_code)
         (aside / CARD).write_text(text, encoding="utf-8")
     return Exported(**vars(verified), folder=out)
-
-
-def refuse_taken(out: Path, overwrite: bool) -> None:
-    """Raise ``Refusal`` where ``out`` holds something, or, to ``overwrite``, anything but an export: other models of
-    transformers have the same files, but not the tag in their card."""
-    check_free(out, overwrite, CARD)
-    if (out / CARD).is_file() and f"- {TAG}\n" not in (out / CARD).read_text(encoding="utf-8", errors="replace"):
-        raise Refusal(out, f"other things (a {CARD} without the tag {TAG})", "a folder that may be overwritten")
 
 
 def _write_model(folder: Path, pretrainer: Pretrainer, family: stock.Family, fills_masks: bool) -> None:

@@ -20,7 +20,7 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; overflow-wra
 nav { columns: 15rem; font-size: .9rem; } nav a { display: block; color: #0055aa; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: .9rem; }
-th, td { text-align: left; padding: .25rem .7rem; border-bottom: 1px solid #ddd; overflow-wrap: break-word; }
+th, td { text-align: left; padding: .25rem .5rem; border-bottom: 1px solid #ddd; overflow-wrap: break-word; }
 th { border-bottom: 2px solid #111; vertical-align: bottom; }
 th:first-child, td:first-child { position: sticky; left: 0; background: #fff; padding-left: 0; }
 .number { text-align: right; }

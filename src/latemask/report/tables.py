@@ -37,7 +37,7 @@ class Table:
 
         def row(tag: str, cells: Sequence[str]) -> str:
             return "<tr>" + "".join(
-                f'<{tag}{" class=number" if right else ""}>{html.escape(cell)}</{tag}>'
+                f'<{tag}{" class=number" if right else ""}>{_breakable(cell)}</{tag}>'
                 for cell, right in zip(cells, self._numeric, strict=True)
             ) + "</tr>"  # fmt: skip
 
@@ -103,6 +103,11 @@ def marked_down(text: str) -> str:
     """``text`` as Markdown that shows it as it is, on one line."""
     escaped = re.sub(r"([\\`*|])", r"\\\1", " ".join(text.split()))
     return escaped.replace("&", "&amp;").replace("<", "&lt;")
+
+
+def _breakable(text: str) -> str:
+    """``text`` as HTML that may go on in a new line where a part of a long name ends, never inside a number."""
+    return "<wbr>".join(map(html.escape, re.split(r"(?<=[_=])(?=\w)|(?<=[,.+])(?=[a-z])|(?<=/)(?=\w\w)", text)))
 
 
 def anchor(title: str) -> str:
