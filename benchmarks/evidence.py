@@ -111,12 +111,23 @@ class Job:
     stop_at_seconds: float | None = None
 
 
-def short_run(tokens: int, rate: float = 0.15) -> tuple[str, ...]:
-    """Flags of a run of some hundred million tokens: 65,536 an update, all validated at one rate."""
-    return ("--training.batch-rows", "128", "--training.steps", str(max(1, tokens // 65_536)),
-            "--training.learning-rate", "5e-4", "--training.warmup-share", "0.1", "--training.log-every", "50",
-            "--training.validate-every", "500", "--training.validation-rate", str(rate),
-            "--training.save-every", "1000000")  # fmt: skip
+def short_run(tokens: int, name: str) -> tuple[str, ...]:
+    """Flags of recipe ``name`` for some hundred million tokens: 65,536 an update, all validated at one rate.
+
+    Rotary positions in encoder and decoder, for only so does a decoder's self-attention find the words beside a mask in
+    so short a time; a long warm-up to a low rate, for a fast one ends where every vector points the same way
+    (results/real-text). The ablation of positions keeps its own.
+    """
+    flags = ("--training.batch-rows", "128", "--training.steps", str(max(1, tokens // 65_536)),
+             "--training.learning-rate", "2e-4", "--training.warmup-share", "0.3", "--training.log-every", "50",
+             "--training.validate-every", "500", "--training.validation-rate", "0.15",
+             "--training.save-every", "1000000")  # fmt: skip
+    if name.startswith("no_relative"):
+        return flags
+    decoder = recipe(name).decoder
+    rotates = decoder is not None and "self" in decoder.sublayers
+    rotary = ("--decoder.positions", "absolute+rotary") if rotates else ()
+    return (*flags, "--shape.positions", "rotary", *rotary)
 
 
 def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
@@ -126,7 +137,8 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
         size = options.size or "small"
         flags = ("--training.validation-rate", "0.15", "--training.log-every", "100", "--training.max-seconds", "310")
         if study == "real-text":
-            flags += ("--shape.positions", "absolute", "--training.warmup-share", "0.1")
+            flags += ("--shape.positions", "absolute", "--training.learning-rate", "5e-4",
+                      "--training.warmup-share", "0.1")  # fmt: skip
             decoder: tuple[str, ...] = ()
         else:  # half the rate, twice the warm-up: at 5e-4 the deeper stacks had collapsed within 300 updates
             flags += ("--shape.positions", "rotary", "--training.learning-rate", "2.5e-4",
@@ -139,43 +151,49 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
         ], ("blimp", "rank", "theory")
     if study == "objectives":
         size, tokens = options.size or "base", options.tokens or 250_000_000
-        found = []
-        for seed in options.seeds:
-            seeded = (*short_run(tokens), "--training.seed", str(seed))
-            found.append(Trial(f"mlm,seed={seed}", f"mlm_{size}", seeded))
-            found.append(Trial(f"mae_lm,seed={seed}", f"mae_lm_{size}", seeded))
-        return found, ("blimp", "masked-loss", "rank", "glue", "squad", "finetuned-rank")
+        return [
+            Trial(f"{system},seed={seed}", name, (*short_run(tokens, name), "--training.seed", str(seed)))
+            for seed in options.seeds
+            for system in ("mlm", "mae_lm")
+            for name in (f"{system}_{size}",)
+        ], ("blimp", "masked-loss", "rank", "glue", "squad", "finetuned-rank")
     size = options.size or ("small" if study in ("masks", "delta") else "base")
-    flags = short_run(options.tokens or (250_000_000 if study == "time" else 100_000_000))
+    tokens = options.tokens or (250_000_000 if study == "time" else 100_000_000)
     if study == "masks":
         ways = ("mlm", "mask_in_encoder", "decoder_resets_mask", "random_replace", "mae_lm", "misaligned_positions",
-                   "no_relative", "decoder_self_cross", "decoder_causal_cross", "decoder_cross")  # fmt: skip
-        return [Trial(system, f"{system}_{size}", flags) for system in ways], ("blimp", "rank", "glue")
+                "no_relative", "decoder_self_cross", "decoder_causal_cross", "decoder_cross")  # fmt: skip
+        found = [Trial(way, f"{way}_{size}", short_run(tokens, f"{way}_{size}")) for way in ways]
+        return found, ("blimp", "rank", "glue")
     if study == "delta":
+        flags = short_run(tokens, f"delta_{size}")
         return [
             Trial(f"delta={delta}", f"delta_{size}", (*flags, "--masking.delta", str(delta)))
             for delta in (0, 0.25, 0.5, 0.75, 1)
         ], ("blimp", "rank", "glue")
     if study == "three-ml":
-        flags = (*flags, "--shape.positions", "absolute")
         depth = recipe(f"mlm_{size}").shape.depth
         systems: dict[str, tuple[str, tuple[str, ...]]] = {
-            "k=0": ("mlm", ()),
-            "self": ("three_ml_self", ()),
-            "cross": ("three_ml_cross", ()),
+            "k=0": (f"mlm_{size}", ()),
+            "self": (f"three_ml_self_{size}", ()),
+            "cross": (f"three_ml_cross_{size}", ()),
         }
         for layer in (depth // 4, depth // 2, 3 * depth // 4):
-            systems[f"k={layer}"] = ("three_ml", ("--masking.joins", f"{layer}:0:1"))
+            systems[f"k={layer}"] = (f"three_ml_{size}", ("--masking.joins", f"{layer}:0:1"))
         return [
-            Trial(f"{name},rate={rate}", f"{system}_{size}", (*flags, "--masking.rate", str(rate), *joins))
-            for (name, (system, joins)), rate in itertools.product(systems.items(), (0.15, 0.3, 0.4, 0.5, 0.6))
+            Trial(f"{system},rate={rate}", name, (*short_run(tokens, name), "--masking.rate", str(rate), *joins))
+            for (system, (name, joins)), rate in itertools.product(systems.items(), (0.15, 0.3, 0.4, 0.5, 0.6))
         ], ("blimp", "glue")
-    every = max(1, (options.tokens or 250_000_000) // 65_536 // 8)
-    often = (*flags, "--training.save-every", str(every), "--training.keep", "0")
+    every = max(1, tokens // 65_536 // 8)
+    often = ("--training.save-every", str(every), "--training.keep", "0")
     steps = tuple(every * number for number in (1, 2, 3, 4, 6, 8))
-    names = ("mlm", "three_ml_self", "mae_lm")
-    found = [Trial(name, f"{name}_{size}", often, steps=steps) for name in names]
-    return [*found, Trial("roberta", f"mlm_{size}", often, steps=steps, is_peer=True)], ("glue",)
+    found = [
+        Trial(system, name, (*short_run(tokens, name), *often), steps=steps)
+        for system in ("mlm", "three_ml_self", "mae_lm")
+        for name in (f"{system}_{size}",)
+    ]
+    # transformers' RoBERTa has no rotary positions: it keeps its own, with the flags of a run that keeps them too
+    kept = short_run(tokens, f"no_relative_{size}")
+    return [*found, Trial("roberta", f"mlm_{size}", (*kept, *often), steps=steps, is_peer=True)], ("glue",)
 
 
 def jobs_of(options: Options) -> list[Job]:
