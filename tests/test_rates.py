@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import os
 import signal
 import subprocess
@@ -26,6 +28,9 @@ from latemask.feed.prefetch import Prefetch
 from latemask.hf.card import numbers
 from latemask.rates import RateStep
 from latemask.recipes import recipe
+from latemask.report.costs import costs_table
+from latemask.report.folders import read_folders
+from latemask.report.plots import loss_points
 from latemask.training import loop, micro
 from latemask.training.checkpoint import read_run
 from latemask.training.loop import pretrain
@@ -169,6 +174,22 @@ def test_a_border_inside_a_journal_line_counts_by_its_batches(data: Path, tmp_pa
     for line, batches in zip(lines, (range(4), range(4, 6)), strict=True):
         own = flops_per_token(run, batches).executed
         assert line["flops_per_second"] == pytest.approx(line["tokens_per_second"] * own)
+
+
+def test_the_report_counts_each_batch_at_its_own_rate(data: Path, tmp_path: Path) -> None:
+    """At every validation, in the middle of a stage too; and what a stopped run has cost is not the mean of a whole."""
+    run = falling(validate_every=1)
+    pretrain(run, data, tmp_path / "run")
+    [folder] = read_folders([tmp_path / "run"])
+    a_batch = run.training.batch_rows * run.shape.row_tokens
+    spent = [0.0, *itertools.accumulate(
+        a_batch * flops_per_token(run, range(index, index + 1)).plain for index in range(6))]  # fmt: skip
+    assert [flops for flops, _ in loss_points(folder.lines, "flops")] == pytest.approx(spent)
+    assert [folder.flops_at(step) for step in range(7)] == pytest.approx(spent)
+    begun = [line for line in folder.lines if line["step"] <= 2 and line["kind"] != "end"]
+    table = costs_table([dataclasses.replace(folder, lines=begun)])
+    assert table is not None
+    assert table.rows[0][table.columns.index("PFLOP so far, plain")] == pytest.approx(spent[2] / 1e15)
 
 
 def test_another_planned_number_of_updates_is_refused_where_borders_follow_from_it(data: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latemask.config import Run, typed
+from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Table, Value
@@ -23,12 +24,13 @@ def costs_table(runs: Sequence[RunFolder]) -> Table | None:
         shape = of.run.shape
         published = PUBLISHED_SHARE.get((shape.depth, shape.width)) if of.run.recipe.startswith("three_ml") else None
         done = run.reached if run.reached["tokens"] else None
+        so_far = flops_per_token(of.run, range(done["step"])).plain if done else 0.0
         hours = done["seconds"] * run.start.get("world", 1) / 3600 if done else None
         rows.append((
             run.name, of.parameters.kept / 1e6, of.parameters.thrown_away / 1e6, of.plain.total / 1e6,
             of.executed.total / 1e6, f"{of.plain_ratio:.1%}", f"{of.executed_ratio:.1%}",
             None if published is None else f"{published:.0%} (published)", hours,
-            None if not done else done["tokens"] * of.plain.total / 1e15,
+            None if not done else done["tokens"] * so_far / 1e15,
         ))  # fmt: skip
     columns = ("run", "million parameters kept", "thrown away", "MFLOP/token, plain", "as run here",
                "share of MLM's, plain (computed)", "as run here (computed)", "share of RoBERTa's (published)",

@@ -63,8 +63,7 @@ class Entry:
     @property
     def flops(self) -> float | None:
         """Of pretraining, until this checkpoint; None where the folder has no journal."""
-        per_step = self.folder.flops_per_step
-        return None if per_step is None or self.step is None else per_step * self.step
+        return None if self.step is None else self.folder.flops_at(self.step)
 
 
 def entries(folders: Sequence[RunFolder]) -> list[Entry]:

@@ -18,6 +18,7 @@ from typing import Any
 from latemask import console
 from latemask.errors import Refusal
 from latemask.fields import dotted
+from latemask.report.flops import plain_flops
 from latemask.training import journal
 
 JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
@@ -64,12 +65,12 @@ class RunFolder:
         return {name: max((line[name] for line in self.lines if line.get(name) is not None), default=0)
                 for name in ("step", "tokens", "seconds")}  # fmt: skip
 
-    @property
-    def flops_per_step(self) -> float | None:
-        """Of the plain objective; None without a journal."""
-        parts = (self.fields.get("training.batch_rows"), self.fields.get("shape.row_tokens"),
-                 self.start.get("plain_flops_per_token"))  # fmt: skip
-        return None if None in parts else float(parts[0] * parts[1] * parts[2])  # type: ignore[operator]
+    def flops_at(self, step: int) -> float | None:
+        """FLOPs of the plain objective until ``step``; None without a journal."""
+        rows, row_tokens = self.fields.get("training.batch_rows"), self.fields.get("shape.row_tokens")
+        if rows is None or row_tokens is None or self.start.get("plain_flops_per_token") is None:
+            return None
+        return plain_flops(self.start)(step * rows * row_tokens)
 
     @property
     def ending(self) -> str:

@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from latemask.report.flops import plain_flops
 from latemask.writing import write_whole
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#8C8C00")
@@ -133,17 +134,17 @@ def _kind_of_loss(journal: Sequence[Mapping[str, Any]]) -> str:
 def loss_points(journal: Sequence[Mapping[str, Any]], against: Against) -> list[Point]:
     """(step, seconds or FLOPs; loss) of a journal; a loss that is not finite is left out. Points stand at the
     tokens of their step, and where a line does not say its seconds, at those of the training line before."""
-    kind, flops_per_token, tokens, seconds = _kind_of_loss(journal), 0.0, 0.0, 0.0
-    tokens_per_step, points = None, []
+    kind, tokens, seconds = _kind_of_loss(journal), 0.0, 0.0
+    tokens_per_step, flops, points = None, plain_flops({}), []
     for line in journal:
         if line["kind"] == "start":
-            flops_per_token = line.get("plain_flops_per_token", line.get("flops_per_token", 0.0))
+            flops = plain_flops(line)
             tokens_per_step = _tokens_per_step(line.get("run", {}))
         if line["kind"] == "train":
             tokens, seconds = line["tokens"], line["seconds"]
         if line["kind"] == kind and line["loss"] is not None:
             done = line["step"] * tokens_per_step if tokens_per_step else tokens
-            across = {"step": line["step"], "seconds": line.get("seconds", seconds), "flops": done * flops_per_token}
+            across = {"step": line["step"], "seconds": line.get("seconds", seconds), "flops": flops(done)}
             points.append((across[against], line["loss"]))
     return points
 
