@@ -1,7 +1,7 @@
 """Fine-tuning against transformers' Trainer: examples a second, and whether equal settings give equal scores.
 
     python benchmarks/finetune.py speed --data glue/ --out results/finetune-speed.json
-    python benchmarks/finetune.py agreement --model roberta/ --data glue/ --task rte mrpc --out results/agreement.json
+    python benchmarks/finetune.py agreement --data glue/ --task sst2 qqp --out results/finetune-agreement.json
 
 ``speed`` trains the same model on the same rows of MNLI for the same epochs three times, each in a fresh process:
 ours; Trainer as the stock run_glue script runs it (fp32, padded to 128); Trainer at its best (bf16, batches grouped
@@ -85,11 +85,14 @@ class Speed:
 class Agreement:
     """The same scores within seed noise."""
 
-    model: str
-    """A stock Hugging Face encoder folder (its pretrained weights make the comparison worth something)."""
     data: str
     """Folder with GLUE's TSV folders."""
-    task: tuple[str, ...] = ("rte", "mrpc")
+    model: str = ""
+    """A stock Hugging Face encoder folder; by default a RoBERTa of --size with random weights, which learns from the
+    tasks alone: they need enough rows, and a rate that is right for that."""
+    size: Literal["tiny", "base", "large"] = "tiny"
+    """Of the random model."""
+    task: tuple[str, ...] = ("sst2", "qqp")
     """Classification tasks of GLUE."""
     out: str = "results/finetune-agreement.json"
     """The JSON."""
@@ -194,7 +197,7 @@ def speed(options: Speed) -> None:
         print(json.dumps(measured(options, options.only)))
         return
     with tempfile.TemporaryDirectory() as aside:
-        folder = options.model or random_roberta(Path(aside), options)
+        folder = options.model or random_roberta(Path(aside), options.task, options)
         found = {}
         for system in options.systems:
             command = [sys.executable, __file__, "speed", "--only", system, "--model", folder]
@@ -248,9 +251,9 @@ def measured(options: Speed, system: System) -> dict[str, Any]:
             "epoch_end_seconds": ends, "scores": scores, "rows": rows, "peak_memory_bytes": memory}  # fmt: skip
 
 
-def random_roberta(folder: Path, options: Speed) -> str:
+def random_roberta(folder: Path, task: str, options: Speed | Agreement) -> str:
     """A RoBERTa of --size with random weights, and a tokenizer of the task's own texts."""
-    _, examples = read_task(GLUE[options.task], options.data)
+    _, examples = read_task(GLUE[task], options.data)
     text = folder / "text.txt"
     text.write_text("\n\n".join(" ".join(texts) for texts in examples["train"].texts), encoding="utf-8")
     tokenizer = train_tokenizer([str(text)], 32_768 if options.size != "tiny" else 4_096)
@@ -270,31 +273,36 @@ def random_roberta(folder: Path, options: Speed) -> str:
 
 def agreement(options: Agreement) -> None:
     """Both systems over all seeds and tasks: scores, medians, and the difference against its standard error."""
-    found = {}
     for name in options.task:
         if name not in GLUE or GLUE[name].kind != "classification":
             raise Refusal("--task", name, "a classification task of GLUE")
-        task, examples = some_examples(name, options)
-        scores: dict[str, list[float]] = {"latemask": [], "trainer": []}
-        for seed in range(options.seeds):
-            settings = Settings(
-                epochs=options.epochs, learning_rate=options.learning_rate, batch_rows=options.batch_rows, seed=seed,
-                sequence_tokens=256,
-            )  # fmt: skip
-            ours, _ = trained_by_us(options.model, task, examples, settings)
-            theirs, _ = trained_by_trainer(options.model, task, examples, settings, best=torch.cuda.is_available(),
-                                           compiles=False, pads=False, groups=False)  # fmt: skip
-            scores["latemask"].append(score_of(task, {"dev": ours}))
-            scores["trainer"].append(score_of(task, {"dev": theirs}))
-            print(
-                f"{name}, seed {seed}: ours {scores['latemask'][-1]:.4f}, Trainer {scores['trainer'][-1]:.4f}",
-                flush=True,
-            )
-        found[name] = compared(scores) | {"metric": task.metrics[0], "rows": len(examples["train"])}
-        print(f"{name}: {json.dumps(found[name]['difference'])}")
+    with tempfile.TemporaryDirectory() as aside:
+        folder = options.model or random_roberta(Path(aside), options.task[0], options)
+        found = {name: agreement_on(name, folder, options) for name in options.task}
+    settings = dataclasses.asdict(options) | {"model": options.model or f"random weights, {options.size}"}
     write_json(Path(options.out), {"kind": "benchmark", "what": "agreement with Trainer", "tasks": found,
-                                   "settings": dataclasses.asdict(options), "card": card_name(pick_device()),
+                                   "settings": settings, "card": card_name(pick_device()),
                                    "versions": versions()})  # fmt: skip
+
+
+def agreement_on(name: str, folder: str, options: Agreement) -> dict[str, Any]:
+    """Both systems on one task."""
+    task, examples = some_examples(name, options)
+    scores: dict[str, list[float]] = {"latemask": [], "trainer": []}
+    for seed in range(options.seeds):
+        settings = Settings(epochs=options.epochs, learning_rate=options.learning_rate, batch_rows=options.batch_rows,
+                            seed=seed, sequence_tokens=256)  # fmt: skip
+        ours, _ = trained_by_us(folder, task, examples, settings)
+        theirs, _ = trained_by_trainer(folder, task, examples, settings, best=torch.cuda.is_available(),
+                                       compiles=False, pads=False, groups=False)  # fmt: skip
+        scores["latemask"].append(score_of(task, {"dev": ours}))
+        scores["trainer"].append(score_of(task, {"dev": theirs}))
+        print(
+            f"{name}, seed {seed}: ours {scores['latemask'][-1]:.4f}, Trainer {scores['trainer'][-1]:.4f}", flush=True
+        )
+    found = compared(scores) | {"metric": task.metrics[0], "rows": len(examples["train"])}
+    print(f"{name}: {json.dumps(found['difference'])}")
+    return found
 
 
 def compared(scores: dict[str, list[float]]) -> dict[str, Any]:
