@@ -151,7 +151,9 @@ def in_the_loop(run: Run, options: Options) -> dict[str, float]:
 def on_one_batch(run: Run, options: Options, device: torch.device) -> dict[str, float]:
     """Tokens a second of the same step on a batch that stays. Raises ``Refusal`` where it does not fit."""
     torch._dynamo.reset()
-    stepper = built(Entry(run.recipe, run, options.batch_rows, is_compiled=device.type == "cuda"), device)
+    stepper = built(
+        Entry(run.recipe, run, options.batch_rows, compiled="blocks" if device.type == "cuda" else "no"), device
+    )
     if stepper is None:
         raise Refusal("--batch-rows", str(options.batch_rows), "what fits the card")
     stepper.time(options.steps)

@@ -104,7 +104,7 @@ def entry_of(point: Point, options: Options, tokens: int, compiles: bool) -> Ent
     )  # fmt: skip
     rows = max(1, round(tokens / point.row_tokens))
     name = f"{NAMES[point.system]}, N = {point.row_tokens}, {point.rate:.0%} masked"
-    return Entry(name, run, rows, is_plain=point.system == "mlm", is_compiled=compiles)
+    return Entry(name, run, rows, is_plain=point.system == "mlm", compiled="blocks" if compiles else "no")
 
 
 def timed(entry: Entry, options: Options, device: torch.device) -> Timed | None:

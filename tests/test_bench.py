@@ -60,7 +60,7 @@ def test_entries_are_what_their_names_say(size):
         training = replace(entries["mlm"].run.training, precision="fp8")
         assert with_float8["mlm, fp8"] == replace(entries["mlm"], name="mlm, fp8",
                                                   run=replace(entries["mlm"].run, training=training))  # fmt: skip
-    assert not any(entry.is_compiled for entry in entries_of(size, BenchOptions(), compiles=False))
+    assert all(entry.compiled == "no" for entry in entries_of(size, BenchOptions(), compiles=False))
     assert all(entry.peer is None for entry in entries_of(size, BenchOptions(against="none"), compiles=True))
 
 
@@ -93,12 +93,12 @@ def test_goals_are_ratios_of_time_beside_ratios_of_flops():
 def loss_of(entry: Entry) -> float:
     torch.manual_seed(0)
     batch = batch_of(entry.run, entry.rows)
-    _, loss = (bench._ours if entry.peer is None else bench._peer)(entry, batch, CPU)
+    _, loss = bench.made(entry, batch, CPU)
     return float(loss().detach())
 
 
 def test_plain_mlm_is_mlm():
-    entry = Entry("mlm", small("mlm"), 3, is_compiled=False)
+    entry = Entry("mlm", small("mlm"), 3, compiled="no")
     assert loss_of(replace(entry, is_plain=True)) == pytest.approx(loss_of(entry), rel=1e-5)
 
 
@@ -108,13 +108,13 @@ def test_an_entry_in_float8_multiplies_in_it(monkeypatch):
     for precision in ("bf16", "fp8"):
         run = small("mlm")
         run = replace(run, training=replace(run.training, precision=precision))
-        model, _ = bench._ours(Entry("mlm", run, 3, is_compiled=False), batch_of(run, 3), CPU)
+        model, _ = bench._ours(Entry("mlm", run, 3, compiled="no"), batch_of(run, 3), CPU)
         assert multiplied == ([model] if precision == "fp8" else [])
 
 
 def test_roberta_loses_the_same_with_its_head_on_masked_positions():
     pytest.importorskip("transformers")
-    entry = Entry("roberta", small("mlm"), 3, peer="roberta", is_compiled=False)
+    entry = Entry("roberta", small("mlm"), 3, peer="roberta", compiled="no")
     assert loss_of(replace(entry, peer="roberta masked")) == pytest.approx(loss_of(entry), rel=1e-5)
 
 

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
     from latemask.batch import Batch
     from latemask.feed.batches import TrainingBatches
+    from latemask.hf.peers import Compiled, Peer
 
 Size = Literal["tiny", "base", "large"]
 ROWS = {"tiny": 16, "base": 128, "large": 64}
@@ -81,11 +82,9 @@ class Entry:
     rows: int
     is_plain: bool = False
     """Our MLM without the saving in the last block."""
-    peer: Literal["roberta", "roberta masked", "modernbert"] | None = None
-    is_compiled: bool = True
-    by_block: bool = False
-    """A compiled peer: its layers one by one, embeddings and head as they are. (Compiled whole, the gradient of an
-    embedding is added up by atomics, where rows that are looked up often wait for each other.)"""
+    peer: Peer | None = None
+    compiled: Compiled = "blocks"
+    """Ours: blocks or not at all."""
 
 
 @dataclass(frozen=True)
@@ -144,19 +143,14 @@ def entries_of(size: Size, options: BenchOptions, compiles: bool, has_float8: bo
         entries.append(Entry("mlm, fp8", bare("mlm", 0.0, training__precision="fp8"), rows))
     if options.against == "transformers":
         tried = options.peer_rows if compiles else (rows,)
-        for some in tried:
-            entries.append(Entry(f"roberta, eager, {some} rows", mlm, some, peer="roberta", is_compiled=False))
-            if compiles:
-                entries.append(Entry(f"roberta, compiled, {some} rows", mlm, some, peer="roberta"))
-                entries.append(
-                    Entry(f"roberta, blocks compiled, {some} rows", mlm, some, peer="roberta", by_block=True)
-                )
+        ways: tuple[tuple[str, Compiled], ...] = (("eager", "no"), ("compiled", "whole"), ("blocks compiled", "blocks"))
+        for (way, compiled), some in itertools.product(ways if compiles else ways[:1], tried):
+            entries.append(Entry(f"roberta, {way}, {some} rows", mlm, some, peer="roberta", compiled=compiled))
         some = min(rows, max(tried))
-        entries += [
-            Entry("roberta, head on masked", mlm, some, peer="roberta masked", is_compiled=compiles, by_block=True),
-            Entry("modernbert, eager", mlm, some, peer="modernbert", is_compiled=False),
-        ]
-    entries = [dataclasses.replace(entry, is_compiled=entry.is_compiled and compiles) for entry in entries]
+        entries.append(Entry("roberta, head on masked", mlm, some, peer="roberta masked"))
+        entries.append(Entry("modernbert", mlm, some, peer="modernbert"))
+    if not compiles:
+        entries = [dataclasses.replace(entry, compiled="no") for entry in entries]
     if unknown := set(options.only) - {entry.name for entry in entries}:
         raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {'; '.join(entry.name for entry in entries)}")
     return [entry for entry in entries if not options.only or entry.name in options.only]
@@ -310,7 +304,7 @@ def built(entry: Entry, device: torch.device) -> Stepper | None:
     started = time.perf_counter()
     torch.manual_seed(0)
     batch = random_batches(entry.run, entry.rows).batch_at(0).to(device)
-    model, loss_of = (_ours if entry.peer is None else _peer)(entry, batch, device)
+    model, loss_of = made(entry, batch, device)
     optimizer = make_optimizer(model, entry.run.training)
 
     def step() -> None:
@@ -333,6 +327,15 @@ def built(entry: Entry, device: torch.device) -> Stepper | None:
         console.warn(f"{entry.name}: {entry.rows} rows do not fit the card")
         return None
     return stepper
+
+
+def made(entry: Entry, batch: Batch, device: torch.device) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """The model of an entry on the device, and its loss on ``batch``."""
+    if entry.peer is None:
+        return _ours(entry, batch, device)
+    from latemask.hf.peers import peer_of
+
+    return peer_of(entry.peer, entry.run, batch, device, entry.compiled)
 
 
 def _ours(entry: Entry, batch: Batch, device: torch.device) -> tuple[nn.Module, Callable[[], Tensor]]:
@@ -358,54 +361,10 @@ def _ours(entry: Entry, batch: Batch, device: torch.device) -> tuple[nn.Module, 
     model = model.to(device).train()
     if entry.run.training.precision == "fp8":
         multiply_in_float8(model)
-    if entry.is_compiled:
+    if entry.compiled == "blocks":
         compile_blocks(model)
         dynamo.recompile_limit = 256  # Many models share the code of one Block here.
     return model, lambda: model(batch).mean()
-
-
-def _peer(entry: Entry, batch: Batch, device: torch.device) -> tuple[nn.Module, Callable[[], Tensor]]:
-    """transformers' model from a fresh configuration, no attention mask, the same share of tokens masked."""
-    import torch
-    import torch.nn.functional as F
-    import transformers
-
-    shape = entry.run.shape
-    sizes: dict[str, Any] = {"vocab_size": shape.padded_vocabulary, "hidden_size": shape.width,
-                             "num_attention_heads": shape.heads, "attn_implementation": "sdpa"}  # fmt: skip
-    ids = torch.empty_like(batch.ids).scatter(1, batch.positions, batch.ids)
-    masked = batch.positions[:, batch.n_visible :].sort(1).values
-    labels = torch.full_like(ids, -100).scatter(1, masked, ids.gather(1, masked))
-    shown = ids.scatter(1, masked, shape.specials.mask)
-    targets, places = ids.gather(1, masked).flatten(), masked[..., None].expand(-1, -1, shape.width)
-    if entry.peer == "modernbert":
-        if shape.width != 768:  # At 768 wide its own 22 layers stay.
-            sizes |= {"num_hidden_layers": shape.depth, "intermediate_size": shape.feedforward}
-        config = transformers.ModernBertConfig(**sizes, pad_token_id=1, bos_token_id=0,
-                                                 eos_token_id=2, cls_token_id=0, sep_token_id=2)  # fmt: skip
-        model = transformers.ModernBertForMaskedLM(config)
-    else:
-        config = transformers.RobertaConfig(
-            **sizes, num_hidden_layers=shape.depth, intermediate_size=shape.feedforward,
-            max_position_embeddings=shape.row_tokens + 2, type_vocab_size=1,
-            hidden_dropout_prob=shape.dropout, attention_probs_dropout_prob=shape.dropout,
-        )  # fmt: skip
-        model = transformers.RobertaForMaskedLM(config)
-    model: Any = model.to(device).train()  # type: ignore[arg-type,no-redef]
-
-    def as_shipped() -> Tensor:
-        return model(input_ids=shown, labels=labels).loss
-
-    def on_masked() -> Tensor:
-        hidden = model.roberta(input_ids=shown)[0].gather(1, places)
-        return F.cross_entropy(model.lm_head(hidden).flatten(0, 1).float(), targets)
-
-    loss_of = on_masked if entry.peer == "roberta masked" else as_shipped
-    if entry.is_compiled and entry.by_block:
-        for layer in model.roberta.encoder.layer:
-            layer.compile(dynamic=False)
-        return model, loss_of
-    return model, torch.compile(loss_of, dynamic=False) if entry.is_compiled else loss_of
 
 
 def random_batches(run: Run, rows: int) -> TrainingBatches:
