@@ -104,12 +104,13 @@ def test_plain_mlm_is_mlm():
 
 def test_an_entry_in_float8_multiplies_in_it(monkeypatch):
     multiplied = []
-    monkeypatch.setattr("latemask.training.float8.multiply_in_float8", multiplied.append)
+    monkeypatch.setattr("latemask.training.float8.multiply_in_float8",
+                        lambda model, predictions: multiplied.append((model, predictions)))  # fmt: skip
     for precision in ("bf16", "fp8"):
         run = small("mlm")
         run = replace(run, training=replace(run.training, precision=precision))
         model, _ = bench._ours(Entry("mlm", run, 3, compiled="no"), batch_of(run, 3), CPU)
-        assert multiplied == ([model] if precision == "fp8" else [])
+        assert multiplied == ([(model, 3 * run.predicted_tokens)] if precision == "fp8" else [])
 
 
 def test_roberta_loses_the_same_with_its_head_on_masked_positions():

@@ -360,7 +360,7 @@ def _ours(entry: Entry, batch: Batch, device: torch.device) -> tuple[nn.Module, 
         model.decoder = PlainNoDecoder(entry.run.shape)
     model = model.to(device).train()
     if entry.run.training.precision == "fp8":
-        multiply_in_float8(model)
+        multiply_in_float8(model, predictions=batch.rows * entry.run.predicted_tokens)
     if entry.compiled == "blocks":
         compile_blocks(model)
         dynamo.recompile_limit = 256  # Many models share the code of one Block here.

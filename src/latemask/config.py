@@ -139,8 +139,8 @@ class Training(Typed):
     recompute: bool = False
     """Whether blocks are computed again in the backward pass: a third more FLOPs, far less memory, the same bits."""
     precision: Literal["auto", "bf16", "fp8", "fp32"] = "auto"
-    """auto: bf16 on GPUs that have it, fp32 elsewhere. fp8: bf16, and FP8 in the blocks' linear layers (torchao, and an
-    H100, L40, RTX 4090 or later)."""
+    """auto: bf16 on GPUs that have it, fp32 elsewhere. fp8: bf16, and FP8 in the blocks' linear layers (on an H100,
+    L40, RTX 4090 or later)."""
     data_parallel: Literal["replicate", "shard"] = "replicate"
     """replicate: each process holds the whole model (DDP). shard: each holds a share of weights, gradients and moments,
     for a model beyond one card (FSDP2; `batch_rows` a multiple of their number). Checkpoints are the same."""

@@ -64,7 +64,7 @@ def assemble(
     refuse_uneven(settings, world)
     if settings.precision == "fp8":
         check_float8(device)
-        multiply_in_float8(model)
+        multiply_in_float8(model, predictions=settings.batch_rows * run.predicted_tokens / world.size)
     model = placed(model, world, settings, half=multiplies_in_half(settings.precision, device)).train()
     rows = Rows(store.train, run.shape, run.most_masked_tokens, f"{store.folder} (train)")
     batches = TrainingBatches(rows, run.masking, settings.batch_rows, settings.order_seed, run.updates)
