@@ -205,7 +205,13 @@ def test_torchs_own_product_takes_the_layouts_and_gives_the_same(monkeypatch, wa
 
 
 def compare_compiled_blocks(backend: str) -> None:
-    """Blocks of whole tokens and of predicted ones alone: each one graph, compiled once for all that are alike."""
+    """A layer alone to the bit. Blocks, of all tokens and of the predicted ones, one graph for all that are alike: where
+    code is generated, near by what roundings add up to, since it keeps in float32 what eager rounds."""
+    layer, x, dy = problem()
+    compiled = torch.compile(Float8Linear(layer, UNIT), dynamic=False, fullgraph=True, backend=backend)
+    for ours, plain in zip(results(compiled, x, dy, layer.weight, layer.bias), in_float8(layer, x, dy), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=0, atol=0)
+
     run = run_of("mlm")
     model = Pretrainer(run)
     multiply_in_float8(model, 10)
@@ -217,8 +223,8 @@ def compare_compiled_blocks(backend: str) -> None:
     limits = {"recompile_limit": 2, "fail_on_recompile_limit_hit": True}
     with torch._dynamo.config.patch(**limits), torch.autocast("cpu", torch.bfloat16):
         losses, gradients = losses_and_gradients(model, batch)
-    near = 0.0 if backend == "aot_eager" else 0.03  # inductor keeps in float32 what eager rounds to bfloat16
-    torch.testing.assert_close(losses, plain_losses, rtol=near, atol=0)
+    near = 0.0 if backend == "aot_eager" else 0.1
+    torch.testing.assert_close(losses, plain_losses, rtol=near / 100, atol=0)
     assert gradients.keys() == plain.keys()
     for name, gradient in gradients.items():
         assert (gradient - plain[name]).norm() <= near * plain[name].norm(), name
