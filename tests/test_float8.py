@@ -205,7 +205,7 @@ def test_torchs_own_product_takes_the_layouts_and_gives_the_same(monkeypatch, wa
 
 
 def compare_compiled_blocks(backend: str) -> None:
-    """A layer alone to the bit. Blocks, of all tokens and of the predicted ones, one graph for all that are alike: where
+    """A layer alone to the bit. Blocks, of all tokens and of the predicted ones, one graph for all alike: where
     code is generated, near by what roundings add up to, since it keeps in float32 what eager rounds."""
     layer, x, dy = problem()
     compiled = torch.compile(Float8Linear(layer, UNIT), dynamic=False, fullgraph=True, backend=backend)
