@@ -19,18 +19,20 @@ from training_support import tiny_run, write_store
 
 FIELDS = {
     "start": {"run", "card", "world", "versions", "micro_rows", "rows", "refused_rows", "dropped_tokens",
-              "masked_tokens", "parameters", "encoder_parameters", "flops_per_token", "plain_flops_per_token"},
+              "masked_tokens", "parameters", "encoder_parameters", "flops_per_token", "plain_flops_per_token",
+              "unigram_loss"},
     "train": {"tokens", "seconds", "epoch", "loss", "masking_rate", "learning_rate", "gradient_norm",
               "tokens_per_second", "flops_per_second", "mfu", "memory_bytes"},
     "validation": {"loss", "by_source", "rate", "rows", "seconds"},
+    "plateau": {"loss", "unigram_loss", "seconds"},
     "save": {"folder", "seconds"},
-    "end": {"reason", "seconds", "tokens"},
+    "end": {"reason", "seconds", "tokens", "word_frequencies_only"},
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Steps 0 to 6; logged at 2, 4, 6, saved and validated at 3 and 6."""
+    """Steps 0 to 6; logged at 2, 4, 6, saved and validated at 3 and 6. Of random words nothing can be learned."""
     folder = tmp_path_factory.mktemp("run")
     pretrain(tiny_run(log_every=2), write_store(folder / "data"), folder / "run")
     return folder / "run"
@@ -41,7 +43,7 @@ def test_every_line_has_its_fields_and_its_place(run_folder: Path) -> None:
     assert all(line.keys() == FIELDS[line["kind"]] | {"kind", "step"} for line in lines)
     assert [(line["kind"], line["step"]) for line in lines] == [
         ("start", 0), ("validation", 0), ("save", 0), ("train", 2), ("validation", 3), ("save", 3), ("train", 4),
-        ("train", 6), ("validation", 6), ("save", 6), ("end", 6),
+        ("train", 6), ("validation", 6), ("plateau", 6), ("save", 6), ("end", 6),
     ]  # fmt: skip
 
 

@@ -125,6 +125,45 @@ def test_a_run_without_validation_shows_its_training_loss_under_that_name(tmp_pa
     run_report(ReportOptions((str(tmp_path / "b"),), tmp_path / "b.html"))
 
 
+def with_frequencies(folder: Path, unigram_loss: float) -> Path:
+    """The same run, with a journal that says the loss of word frequencies."""
+    start, *lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    return write_lines(folder, [start | {"unigram_loss": unigram_loss}, *lines])
+
+
+def test_runs_no_better_than_word_frequencies_are_marked_and_their_level_is_drawn(tmp_path, monkeypatch):
+    old = write_journal(tmp_path / "old")
+    assert "learned" not in runs_table(read_folders([old])).columns
+    drawn = []
+    monkeypatch.setattr(plots, "svg", lambda figure: drawn.append(figure) or "<svg></svg>")
+    loss_drawings(read_folders([old]))
+    assert [len(figure.axes[0].texts) for figure in drawn] == [0, 0, 0]
+    dead = with_frequencies(write_journal(tmp_path / "dead"), 5.27)
+    alive = with_frequencies(write_journal(tmp_path / "alive"), 5.31)
+    other = with_frequencies(write_journal(tmp_path / "other"), 7.0)
+    runs = read_folders([dead, alive, old, other])
+    table = runs_table(runs)
+    assert [row_of(table, name)["learned"] for name in ("dead", "alive", "old", "other")] == [
+        "word frequencies only", "", "", ""]  # fmt: skip
+    assert row_of(table, "dead")["validation loss"] == 5.25
+    loss_drawings(runs)
+    for figure in drawn[3:]:
+        axes = figure.axes[0]
+        levels = [line for line in axes.lines if line.get_color() == "#555555"]
+        assert [line.get_ydata() for line in levels] == [[5.27, 5.27], [7.0, 7.0]], "5.31 lies too near to be apart"
+        assert all(line.is_dashed() and line.get_linewidth() < 1 for line in levels)
+        assert [text.get_text() for text in axes.texts] == ["word frequencies alone"] * 2
+    for figure in drawn:
+        plots.plt.close(figure)
+
+
+def test_of_a_run_stopped_before_its_second_validation_nothing_is_said(tmp_path):
+    start, first, *_ = read_folders([with_frequencies(write_journal(tmp_path / "a"), 7.0)])[0].lines
+    [run] = read_folders([write_lines(tmp_path / "b", [start, first])])
+    assert (run.validation["loss"], run.unigram_loss) == (8.3, 7.0)
+    assert "learned" not in runs_table([run]).columns
+
+
 def test_losses_that_are_not_finite_and_lines_cut_short_are_left_out(tmp_path):
     folder = write_journal(tmp_path / "a")
     with (folder / "journal.jsonl").open("a") as file:

@@ -28,6 +28,7 @@ from training_support import (
     Process,
     assert_same_bits,
     lines_of,
+    stop_in_batch,
     tiny_run,
     wait_until,
     with_training,
@@ -35,18 +36,6 @@ from training_support import (
 )
 
 LAST = "step-0000006"
-
-
-def stop_in_batch(patch: pytest.MonkeyPatch, index: int) -> None:
-    """SIGTERM while batch ``index`` is computed."""
-    accumulate = loop._accumulate
-
-    def accumulated(parts, micro_batches, now, world, *rest):
-        if now == index:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return accumulate(parts, micro_batches, now, world, *rest)
-
-    patch.setattr(loop, "_accumulate", accumulated)
 
 
 def stopped_and_resumed(run: Run, data: Path, out: Path, stop: int) -> None:

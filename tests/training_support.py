@@ -38,11 +38,17 @@ SOURCES = ("books", "news", "none of it")
 fork = multiprocessing.get_context("fork")
 
 
+def evenly(numbers: np.random.Generator, count: int) -> np.ndarray:
+    """Ids of ordinary words, each as probable as the others."""
+    return numbers.integers(max(SPECIALS.ids) + 1, VOCABULARY, count)
+
+
 def write_store(folder: Path, *, train_rows: int = TRAIN_ROWS, valid_rows: int = VALID_ROWS, seed: int = 0,
-                words: int = VOCABULARY - 5, sources: tuple[str, ...] = SOURCES) -> Path:  # fmt: skip
+                words: int = VOCABULARY - 5, sources: tuple[str, ...] = SOURCES,
+                draw: Callable[[np.random.Generator, int], np.ndarray] = evenly) -> Path:  # fmt: skip
     """A prepared folder of random ids: documents of 3 to 30 tokens of the first two sources.
 
-    ``words``: of its tokenizer; another number makes another tokenizer.
+    ``words``: of its tokenizer; another number makes another tokenizer. ``draw``: the ids of a document.
     """
     tokenizer = Tokenizer(words_tokenizer(words))
     fingerprint = tokenizer.fingerprint
@@ -54,7 +60,7 @@ def write_store(folder: Path, *, train_rows: int = TRAIN_ROWS, valid_rows: int =
         total = rows * (ROW_TOKENS - 1) + min(rows, 4)
         while writer.tokens.count < total:
             length = min(int(numbers.integers(3, 31)), total - writer.tokens.count)
-            ids = numbers.integers(max(SPECIALS.ids) + 1, VOCABULARY, length)
+            ids = draw(numbers, length)
             ids[-1] = SPECIALS.eos
             writer.write(ids, np.array([length]), numbers.integers(0, 2, 1) if sources else np.zeros(1, np.int64))
         writer.close()
@@ -127,6 +133,18 @@ class Gradients:
 
         patch.setattr(loop, "_accumulate", accumulated)
         patch.setattr(loop, "update", updated)
+
+
+def stop_in_batch(patch: pytest.MonkeyPatch, index: int) -> None:
+    """SIGTERM while batch ``index`` is computed."""
+    accumulate = loop._accumulate
+
+    def accumulated(parts, micro_batches, now, world, *rest):
+        if now == index:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return accumulate(parts, micro_batches, now, world, *rest)
+
+    patch.setattr(loop, "_accumulate", accumulated)
 
 
 class Process:

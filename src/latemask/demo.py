@@ -256,7 +256,7 @@ def compare(runs: dict[str, Run], store: TokenStore, out: Path) -> tuple[dict[st
             "flops_beside_mlm": flops_per_token(run).executed / mlm_flops,
             "effective_rank": studies[-1]["layers"][-1]["clean_input"]["rank"],
         }
-    frequencies = frequency_loss(store, runs[SYSTEMS[0]])
+    frequencies = journals[SYSTEMS[0]][0]["unigram_loss"]  # of them all: they are validated on the same masks
     untrained = systems[SYSTEMS[0]]["loss_untrained"]
     width = runs[SYSTEMS[0]].shape.width
     columns = ("model", "masked in training", f"loss, {RATE:.0%} masked", "seconds", "FLOPs beside MLM",
@@ -299,20 +299,6 @@ def compare(runs: dict[str, Run], store: TokenStore, out: Path) -> tuple[dict[st
         "systems": systems,
     }
     return numbers, parts
-
-
-def frequency_loss(store: TokenStore, run: Run) -> float:
-    """Nats per masked token of the validation where only the training text's token frequencies are known (each ordinary
-    id counted once more than it occurs)."""
-    import numpy as np
-
-    from latemask.training.validation import Validation
-
-    validation = Validation(run, store)
-    targets = validation.batches.batch(0, len(validation)).targets.numpy()
-    counts = np.bincount(store.train.tokens, minlength=store.vocabulary) + 1.0
-    counts[list(store.specials.ids)] = 0
-    return float(-np.log(counts[targets] / counts.sum()).mean())
 
 
 def use(store: TokenStore, corpus: Corpus, out: Path) -> dict[str, Any]:

@@ -9,7 +9,10 @@ from latemask.report import plots
 from latemask.report.downstream import DEGENERATE, SUBSET, Entry, entries
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Drawing, anchor
+from latemask.training.plateau import NAME
 
+CLOSEST_NATS = 0.25
+"""Levels nearer to each other than this are one line of a figure."""
 OF_WHAT = {"step": "steps", "seconds": "seconds", "flops": "FLOPs"}
 
 
@@ -18,8 +21,23 @@ def loss_drawings(runs: Sequence[RunFolder]) -> list[Drawing]:
     rates = {run.validation["rate"] for run in runs if run.validation.get("rate")}
     note = "Validated at different masking rates: these losses do not compare." if len(rates) > 1 else ""
     journals = {run.name: run.lines for run in runs}
-    return [Drawing(against, f"Loss against {OF_WHAT[against]}", plots.svg(plots.losses(journals, against)), note)
-            for against in get_args(plots.Against)]  # fmt: skip
+    levels = [run.unigram_loss for run in runs if run.unigram_loss is not None]
+    drawings = []
+    for against in get_args(plots.Against):
+        figure = plots.losses(journals, against)
+        for level in apart(levels):
+            plots.level(figure, level, NAME)
+        drawings.append(Drawing(against, f"Loss against {OF_WHAT[against]}", plots.svg(figure), note))
+    return drawings
+
+
+def apart(levels: Sequence[float]) -> list[float]:
+    """From the lowest on, those that a figure can show apart."""
+    found: list[float] = []
+    for level in sorted(levels):
+        if not found or level - found[-1] > CLOSEST_NATS:
+            found.append(level)
+    return found
 
 
 def checkpoint_drawings(folders: Sequence[RunFolder]) -> list[Drawing]:

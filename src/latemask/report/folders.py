@@ -20,6 +20,7 @@ from latemask.errors import Refusal
 from latemask.fields import dotted
 from latemask.report.flops import plain_flops
 from latemask.training import journal
+from latemask.training.plateau import is_no_better
 
 JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
 KINDS = ("rank", "theory", "finetune", "evaluation")
@@ -93,6 +94,16 @@ class RunFolder:
         found = (line for line in reversed(self.lines) if line["kind"] == "validation" and line["loss"] is not None)
         last = next(found, {})
         return last if last.get("step") or not self.reached["step"] else {}
+
+    @property
+    def unigram_loss(self) -> float | None:
+        """The loss of word frequencies alone on the validation's tokens; None where the journal does not say it."""
+        return self.start.get("unigram_loss")
+
+    @property
+    def knows_frequencies_only(self) -> bool:
+        """Whether the last validation of trained weights was no better than that."""
+        return bool(self.validation.get("step")) and is_no_better(self.validation["loss"], self.unigram_loss)
 
 
 def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:

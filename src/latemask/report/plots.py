@@ -118,10 +118,10 @@ def losses(journals: Mapping[str, Sequence[Mapping[str, Any]]], against: Against
 
 
 def level(figure: Figure, height: float, label: str) -> None:
-    """A level for comparison; its name stands at the right of the axes, where no curve is."""
+    """A level for comparison, thin and dashed; its name stands at the right of the axes, where no curve is."""
     with plt.rc_context(STYLE):
         axes = figure.axes[0]
-        axes.axhline(height, color="#555555", linewidth=0.8)
+        axes.axhline(height, color="#555555", linewidth=0.8, linestyle=(0, (6, 4)))
         axes.annotate(label, (1, height), xytext=(4, 0), textcoords="offset points", color="#555555", va="center",
                       xycoords=("axes fraction", "data"), fontsize=8, annotation_clip=False)  # fmt: skip
 

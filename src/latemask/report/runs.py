@@ -16,7 +16,12 @@ def runs_table(runs: Sequence[RunFolder]) -> Table:
     note = "Loss: nats per masked token on held-out text. Speed and MFU: medians over the journal's lines."
     if len({run.validation["rate"] for run in runs if run.validation.get("rate")}) > 1:
         note += " These runs were validated at different masking rates, so their losses do not compare."
-    return Table("Runs", columns, tuple(map(_row, runs)), note)
+    rows = list(map(_row, runs))
+    if any(run.knows_frequencies_only for run in runs):
+        columns = (*columns, "learned")
+        rows = [(*row, "word frequencies only" if run.knows_frequencies_only else "")
+                for row, run in zip(rows, runs, strict=True)]  # fmt: skip
+    return Table("Runs", columns, tuple(rows), note)
 
 
 def _row(run: RunFolder) -> tuple[Value, ...]:

@@ -1,7 +1,7 @@
 """What happened, one JSON object a line: loss, speed, validations, saves. For reading: no run depends on a number here.
 
-Lines have a ``kind``: start, resume, train, validation, skip, save, end. Units stand in the names. A number that is
-not finite is null.
+Lines have a ``kind``: start, resume, train, validation, plateau, skip, save, end. Units stand in the names. A number
+that is not finite is null.
 """
 
 from __future__ import annotations
@@ -101,6 +101,7 @@ NEEDED: dict[str, dict[str, tuple[type, ...]]] = {
     "resume": {"step": WHOLE},
     "train": {"step": WHOLE, "tokens": NUMBER, "seconds": NUMBER, "loss": MAYBE},
     "validation": {"step": WHOLE, "loss": MAYBE},
+    "plateau": {"step": WHOLE, "loss": NUMBER},
     "skip": {"step": WHOLE},
     "save": {"step": WHOLE},
     "end": {"step": WHOLE, "reason": TEXT},
@@ -110,6 +111,7 @@ MEASURED = {
     "step", "batch", "tokens", "seconds", "loss", "epoch", "rate", "rows", "learning_rate", "gradient_norm", "mfu",
     "tokens_per_second", "flops_per_second", "memory_bytes", "skips_in_a_row", "world", "micro_rows", "parameters",
     "encoder_parameters", "flops_per_token", "plain_flops_per_token", "refused_rows", "dropped_tokens", "masked_tokens",
+    "unigram_loss",
 }  # fmt: skip
 """Numbers wherever they stand, but the ``rows`` of a skip."""
 NAMES = {WHOLE: "a whole number", NUMBER: "a number", MAYBE: "a number or null", TEXT: "a text", FIELDS: "an object"}

@@ -25,6 +25,7 @@ from torch import Tensor
 from latemask.batch import Batch
 from latemask.cards import card_of_device
 from latemask.config import Run
+from latemask.console import warn
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.feed.masking import DROPOUT, noise
@@ -39,6 +40,7 @@ from latemask.training.guards import locked, refuse_beyond_memory, signals
 from latemask.training.micro import out_of_memory_is_refused
 from latemask.training.optimizer import Verdict, optimizer_tensors, update
 from latemask.training.parts import Parts, assemble, device_name, facts, memory_bytes
+from latemask.training.plateau import Plateau
 from latemask.training.resuming import has_the_same_room, refuse_another_run
 from latemask.training.schedules import learning_rate, share_of_updates
 from latemask.training.watch import Display, Stopwatch
@@ -181,13 +183,16 @@ def _train(
 
     with ExitStack() as stack:
         stack.callback(dismantle, parts.trained)
-        book = None
+        book, plateau = None, None
         display = stack.enter_context(Display(run, parts.total_steps, out, enabled=world.leads))
         if world.leads:
             listeners = journal.listeners(trackers, out, dataclasses.asdict(run))
             resumed_at = (state.updates, state.batch_index) if is_resumed else None
             with disk_errors_are_refused(out / "journal.jsonl", others=True):
                 book = stack.enter_context(closing(journal.Journal(out / "journal.jsonl", resumed_at, listeners)))
+            if parts.validation is not None:
+                lines = journal.read(out / "journal.jsonl")
+                plateau = Plateau(run, parts.validation.unigram_loss, lines)
         signalled = stack.enter_context(signals(world))
         stack.enter_context(out_of_memory_is_refused(parts.micro_rows))
         prefetch = stack.enter_context(
@@ -259,6 +264,9 @@ def _train(
                 state = dataclasses.replace(state, best_loss=loss.overall, best_step=state.updates)
             note("validation", loss=loss.overall, by_source=loss.by_source, rate=parts.validation.rate,
                  rows=len(parts.validation), seconds=watch.seconds)  # fmt: skip
+            if plateau is not None and plateau.hear(state.updates, loss.overall, watch.seconds):
+                note("plateau", loss=loss.overall, unigram_loss=plateau.unigram_loss, seconds=watch.seconds)
+                warn(f"{run.recipe}: {plateau.advice(state.updates)}")
 
         def settle() -> bool:
             """Count the update in flight as made or skipped; True where it was made."""
@@ -288,6 +296,7 @@ def _train(
             return bool(signalled) and world.size == 1
 
         told = {"run": json.loads(run.to_json())} | facts(parts, world, plain_flops, executed_flops)
+        told["unigram_loss"] = plateau and plateau.unigram_loss
         if is_resumed:
             note("resume", **told)
         else:
@@ -343,7 +352,8 @@ def _train(
         if reason == "seconds" and state.updates > validated_step:
             validate(is_saved=True)
         last = save()
-        note("end", reason=reason, seconds=watch.seconds, tokens=state.updates * batch_tokens)
+        note("end", reason=reason, seconds=watch.seconds, tokens=state.updates * batch_tokens,
+             word_frequencies_only=plateau and plateau.is_there)  # fmt: skip
         was_signalled = bool(signalled)
     return Outcome(last, reason, validation_loss, was_signalled)
 

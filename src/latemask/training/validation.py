@@ -14,8 +14,13 @@ from latemask.config import Run
 from latemask.errors import Refusal
 from latemask.feed.batches import Rows, ValidationBatches
 from latemask.model.pretrainer import Pretrainer
-from latemask.text.store import TokenStore
+from latemask.text.store import Split, TokenStore
 from latemask.training.distributed import World
+
+FREQUENCY_TOKENS = 50_000_000
+"""Token frequencies are counted in the first so many training tokens."""
+PIECE_TOKENS, PIECE_ROWS = 1 << 20, 256
+"""How much is counted at once."""
 
 
 class Loss(NamedTuple):
@@ -27,7 +32,10 @@ class Loss(NamedTuple):
 
 class Validation:
     """The held-out rows of a run, masked at ``training.validation_rate`` (by default the rate that the run begins
-    with), the same throughout; every masked token is predicted."""
+    with), the same throughout; every masked token is predicted.
+
+    ``unigram_loss``: what word frequencies alone would reach on them.
+    """
 
     def __init__(self, run: Run, store: TokenStore):
         self.rate = run.training.validation_rate or run.masking.rate
@@ -39,6 +47,7 @@ class Validation:
         rows = Rows(store.valid, run.shape, masked, f"{store.folder} (validation)")
         self.batches = ValidationBatches(rows, masking, run.training.validation_rows)
         self.source_names = store.source_names
+        self.unigram_loss = unigram_loss(run, store.train, self.batches)
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -76,3 +85,25 @@ class Validation:
         sums = world.total(sums)
         means = (sums[:, 0] / sums[:, 1].clamp(min=1)).tolist()
         return Loss(means[-1], {name: means[i] for i, name in enumerate(self.source_names) if sums[i, 1]})
+
+
+def unigram_loss(run: Run, train: Split, batches: ValidationBatches) -> float:
+    """Nats per predicted token for whom nothing is known but how often each id occurs in the training text.
+
+    Counted in its first 50 million tokens, which takes a second or less, each id that may be predicted (no special one,
+    where tokens are masked) once more than it occurs. Raises ``Refusal`` where these tokens have changed on disk.
+    """
+    specials, size = run.shape.specials, run.shape.vocabulary
+    never = [specials.bos, specials.pad, specials.mask] if run.rewrites else list(specials.ids)
+    seen, wanted = np.ones(size), np.zeros(size)
+    stop = min(len(train.tokens), FREQUENCY_TOKENS)
+    for first in range(0, stop, PIECE_TOKENS):
+        tokens = train.read(np.array([first]), min(PIECE_TOKENS, stop - first))
+        seen += np.bincount(tokens.ravel(), minlength=size)[:size]
+    for first in range(0, len(batches), PIECE_ROWS):
+        batch = batches.batch(first, first + PIECE_ROWS)
+        targets = batch.ids if run.rewrites else batch.targets
+        wanted += np.bincount(targets.flatten().numpy(), minlength=size)
+    seen[never] = wanted[never] = 0
+    may = seen > 0
+    return float(-wanted[may] @ np.log(seen[may] / seen.sum()) / wanted.sum())

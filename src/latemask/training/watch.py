@@ -10,6 +10,7 @@ from typing import Any
 
 from latemask.config import Run
 from latemask.console import LOG_EVERY_SECONDS
+from latemask.training import plateau
 
 TERMINAL_EVERY_SECONDS = 1.0
 """How often the display on a terminal asks the device where it stands."""
@@ -52,6 +53,7 @@ class Display:
         self.owes_loss, self.shown_at = True, time.perf_counter()
         self.step_began = self.shown_at
         self.loss: float | None = None
+        self.unigram_loss: float | None = None
 
     def __enter__(self) -> Display:
         from rich.console import Console
@@ -150,6 +152,7 @@ class Display:
         step = f"step {whole:,}/{self.steps:,}"
         match kind:
             case "start" | "resume":
+                self.unigram_loss = line["unigram_loss"]
                 masked, row = line["masked_tokens"], self.run.shape.row_tokens
                 later = f" at first; {self.run.masking.rates_text}" if self.run.masking.later_rates else ""
                 return (
@@ -170,13 +173,18 @@ class Display:
                     step += f" and {line['step'] - whole:.0%} of the next"
                 return f"{step}  {_progress(line)}{left}"
             case "validation":
-                return f"{step}  validation loss {line['loss']:.4f} nats per masked token (rate {line['rate']:g})"
+                alone, self.unigram_loss = self.unigram_loss, None
+                beside = f"; {plateau.NAME}: {alone:.2f}" if alone is not None else ""
+                return (
+                    f"{step}  validation loss {line['loss']:.4f} nats per masked token (rate {line['rate']:g}){beside}"
+                )
             case "skip":
                 return f"{step}  skipped: loss or gradient not finite in batch {line['batch']}"
             case "save":
                 return f"{step}  saved {line['folder']}"
             case "end":
-                return f"{step}  done ({line['reason']}) after {line['seconds']:.0f} s in {self.out}"
+                frequencies = "; no better than word frequencies" if line["word_frequencies_only"] else ""
+                return f"{step}  done ({line['reason']}) after {line['seconds']:.0f} s in {self.out}{frequencies}"
         return ""
 
 
