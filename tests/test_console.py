@@ -69,6 +69,26 @@ def test_warnings_on_a_terminal_do_not_read_markup(on_terminal):
     assert "[MASK] is [red]text[/red]" in on_terminal(lambda: console.warn("[MASK] is [red]text[/red]"))
 
 
+def test_warnings_stand_above_a_bar_on_lines_of_their_own(monkeypatch):
+    """Between two drawings of a bar, after the first is erased: not at its end."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    monkeypatch.setenv("TERM", "xterm")
+    made = Terminal()
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", made)
+        with Progress(console=Console(stderr=True, width=80, force_terminal=True), auto_refresh=False) as bar:
+            bar.add_task("training", total=9)
+            bar.refresh()
+            console.warn("[MASK] is [red]text[/red]")
+    before, _, after = made.getvalue().partition("warning: ")
+    assert "training" in before
+    assert re.search(r"\x1b\[2K(\x1b\[[0-9;]*m)*$", before), "the bar's line is empty again"
+    assert re.match(r"(\x1b\[[0-9;]*m)*\[MASK\] is \[red\]text\[/red\](\x1b\[[0-9;]*m)*\r?\n", after)
+    assert "training" in after
+
+
 def test_say_and_warn_in_a_log(capsys):
     console.say("[MASK] done")
     console.warn("[/oops]")

@@ -23,12 +23,15 @@ def say(text: str = "") -> None:
 
 
 def warn(text: str) -> None:
-    """One line that a person should read although the work goes on."""
+    """One line that a person should read although the work goes on; above a bar that moves."""
     if sys.stderr.isatty():
         from rich.console import Console
         from rich.text import Text
 
-        Console(stderr=True).print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True)
+        terminal = Console(stderr=True)
+        with terminal.capture() as shown:
+            terminal.print(Text.assemble(("warning: ", "bold yellow"), text), soft_wrap=True)
+        print(shown.get(), end="", file=sys.stderr, flush=True)  # a live bar stands in for sys.stderr, and makes room
     else:
         print(f"warning: {text}", file=sys.stderr, flush=True)
 
