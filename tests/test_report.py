@@ -160,6 +160,8 @@ def test_runs_no_better_than_word_frequencies_are_marked_and_their_level_is_draw
 def test_of_a_run_stopped_before_its_second_validation_nothing_is_said(tmp_path):
     start, first, *_ = read_folders([with_frequencies(write_journal(tmp_path / "a"), 7.0)])[0].lines
     [run] = read_folders([write_lines(tmp_path / "b", [start, first])])
+    [gone_on] = read_folders([write_lines(tmp_path / "c", [start, {**start, "kind": "resume", "unigram_loss": None}])])
+    assert gone_on.unigram_loss == 7.0
     assert (run.validation["loss"], run.unigram_loss) == (8.3, 7.0)
     assert "learned" not in runs_table([run]).columns
 

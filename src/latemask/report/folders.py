@@ -98,7 +98,8 @@ class RunFolder:
     @property
     def unigram_loss(self) -> float | None:
         """The loss of word frequencies alone on the validation's tokens; None where the journal does not say it."""
-        return self.start.get("unigram_loss")
+        told = (line["unigram_loss"] for line in reversed(self.lines) if line.get("unigram_loss") is not None)
+        return next(told, None)
 
     @property
     def knows_frequencies_only(self) -> bool:
