@@ -304,6 +304,31 @@ def test_printed_cost_holds_the_published_share_beside_the_computed(capsys):
     assert "589.5" in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "published"),
+    [
+        (["three_ml_self_base"], "78%"),
+        (["three_ml_self_large", "--vocabulary", "50304", "--training.steps", "10"], "68%"),
+        (["three_ml_cross_base", "--decoder.sublayers", "self"], "78%"),
+        (["three_ml_self_base", "--masking.rate", ".4"], None),
+        (["three_ml_self_base", "--masking.later-rates", ".5:.15"], None),
+        (["three_ml_self_base", "--masking.predicted-share", ".3"], None),
+        (["three_ml_self_base", "--masking.joins", "6"], None),
+        (["three_ml_self_base", "--decoder.depth", "6"], None),
+        (["three_ml_self_base", "--shape.feedforward", "1536"], None),
+        (["three_ml_self_small", "--shape.width", "768"], None),
+        (["three_ml_base"], None),
+        (["three_ml_cross_base"], None),
+        (["three_ml_random_kept_large"], None),
+    ],
+)
+def test_a_published_share_stands_beside_the_run_that_it_describes_only(arguments, published, capsys):
+    """The same recipe by any other name is the same recipe; with another rate, decoder or shape it is not."""
+    run_cost(arguments)
+    lines = [line for line in capsys.readouterr().out.splitlines() if "published" in line]
+    assert [published in line for line in lines] == ([True] if published else [])
+
+
 def test_any_field_of_the_recipe_can_be_changed(capsys):
     """The printed numbers are those of the changed run."""
     run_cost(["mae_lm_base", "--shape.depth", "6", "--masking.rate", ".3"])

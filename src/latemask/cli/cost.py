@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from latemask import console
 from latemask.cli.options import parse_recipe
 from latemask.config import Run, replace
-from latemask.study.cost import PUBLISHED_SHARE, Cost, cost
+from latemask.report.published import compute_share
+from latemask.study.cost import Cost, cost
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,8 @@ def show(of: Cost) -> None:
     parts = ("linear", "attention", "decoder", "head", "total")
     rows = [(part, *(f"{getattr(count, part) / 1e6:,.1f}" for count in (of.plain, of.executed))) for part in parts]
     rows.append(("share of MLM at 15 %, computed", f"{of.plain_ratio:.1%}", f"{of.executed_ratio:.1%}"))
-    published = PUBLISHED_SHARE.get((run.shape.depth, run.shape.width))
-    if published is not None and run.recipe.startswith("three_ml"):
+    published = compute_share(run)
+    if published is not None:
         rows.append(("share of RoBERTa's budget, published", f"{published:.0%}", ""))
     console.table("MFLOP per token, forward and backward", ("part", "plain", "executed"), rows)
     console.say("Computed, not measured. MFU counts the plain objective.")

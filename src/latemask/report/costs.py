@@ -8,8 +8,9 @@ from latemask.config import Run, typed
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.report.folders import RunFolder
+from latemask.report.published import compute_share
 from latemask.report.tables import Table, Value
-from latemask.study.cost import PUBLISHED_SHARE, cost
+from latemask.study.cost import cost
 
 
 def costs_table(runs: Sequence[RunFolder]) -> Table | None:
@@ -21,8 +22,7 @@ def costs_table(runs: Sequence[RunFolder]) -> Table | None:
             of = cost(typed(Run, run.start["run"], "run.json"))
         except Refusal:
             continue
-        shape = of.run.shape
-        published = PUBLISHED_SHARE.get((shape.depth, shape.width)) if of.run.recipe.startswith("three_ml") else None
+        published = compute_share(of.run)
         done = run.reached if run.reached["tokens"] else None
         so_far = flops_per_token(of.run, range(done["step"])).plain if done else 0.0
         hours = done["seconds"] * run.start.get("world", 1) / 3600 if done else None

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from latemask.config import Run
+from latemask.recipes import recipe
+
 TABLE_1: dict[str, dict[str, str]] = {
     "RoBERTa (Ours), base, published": {
         "mnli": "85.9/85.8", "qqp": "91.6", "qnli": "92.3", "sst2": "93.7", "cola": "64.3", "rte": "75.5",
@@ -19,3 +24,17 @@ TABLE_3: dict[str, dict[str, int]] = {
     "MAE-LM, base, published": {"pretrained": 491, "mnli": 211, "squad2": 260},
 }
 """MAE-LM Table 3: rank_.9 of the last layer's real tokens, of 768 dimensions."""
+
+COMPUTE_SHARE = {"three_ml_self_base": 0.78, "three_ml_self_large": 0.68}
+"""3ML's abstract: the self variant's share of RoBERTa's compute budget; how that was counted is not known."""
+
+
+def compute_share(run: Run) -> float | None:
+    """``COMPUTE_SHARE`` of the recipe that ``run`` is, whatever its name, tokenizer and training; None where shape,
+    decoder or masking are no recipe's of these."""
+    for name, share in COMPUTE_SHARE.items():
+        own = recipe(name)
+        shape = dataclasses.replace(own.shape, vocabulary=run.shape.vocabulary, specials=run.shape.specials)
+        if (run.shape, run.decoder, run.masking) == (shape, own.decoder, own.masking):
+            return share
+    return None

@@ -85,7 +85,3 @@ def cost(run: Run, *, kind: str = "H100", cards: int = 8, mfu: float = 0.4, micr
         gpu_hours=gpu_hours(plain.total * tokens, named, mfu),
         tokens=tokens,
     )
-
-
-PUBLISHED_SHARE = {(12, 768): 0.78, (24, 1024): 0.68}
-"""3ML's abstract, by depth and width: its share of RoBERTa's compute budget; how that was counted is not known."""
