@@ -325,6 +325,9 @@ def test_the_folder_is_the_queue(folders, tmp_path, capsys):
     assert {"torch", "transformers", "latemask"} <= result["versions"].keys()
     assert "median" in capsys.readouterr().out
     assert output_folder("", str(step)) == output_folder("", str(folder / "runs" / "x")).resolve()
+    tuned = folder / "runs" / "x" / "downstream" / "some.model"
+    tuned.mkdir(parents=True)
+    assert output_folder("", str(tuned)) == output_folder("", str(step))
     gone = next(iter(done))
     gone.unlink()
     finetune(options_of(folder, tmp_path))

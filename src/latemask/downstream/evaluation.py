@@ -55,7 +55,8 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
 
 def _file_name(options: EvaluateOptions, found: dict[str, Any]) -> str:
     step = found["model"].get("step")
-    words = [options.suite, "whole-words" if options.whole_words else "", "" if step is None else f"step-{step}"]
+    tuned = Path(options.model).resolve().name.removesuffix(".model") if options.suite == "finetuned" else ""
+    words = [options.suite, tuned, "whole-words" if options.whole_words else "", "" if step is None else f"step-{step}"]
     return "-".join(word for word in words if word)
 
 

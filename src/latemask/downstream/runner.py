@@ -85,7 +85,8 @@ def _with_files(task: Task, options: FinetuneOptions) -> Task:
 
 
 def output_folder(out: str, model: str) -> Path:
-    """``out``, or ``downstream`` inside the run that ``model`` is (or is a step of), or ``runs/NAME/downstream``."""
+    """``out``, or ``downstream`` inside the run that ``model`` is (or is a step of, or was fine-tuned from and lies in),
+    or ``runs/NAME/downstream``."""
     if out:
         return Path(out)
     path = Path(model)
@@ -93,6 +94,8 @@ def output_folder(out: str, model: str) -> Path:
         return path.resolve().parent / "downstream"
     if path.is_dir() and any(path.glob("step-*")):
         return path / "downstream"
+    if path.is_dir() and path.resolve().parent.name == "downstream":
+        return path.resolve().parent
     return Path("runs") / path.resolve().name / "downstream"
 
 
