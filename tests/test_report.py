@@ -19,13 +19,25 @@ from latemask.report.costs import costs_table
 from latemask.report.curves import checkpoint_drawings, loss_drawings
 from latemask.report.downstream import glue_table, masked_loss_table, pairs_table, tasks_table
 from latemask.report.folders import RunFolder, read_folders, readable
-from latemask.report.page import ReportOptions, html_page, run_report
+from latemask.report.page import ReportOptions, html_page, parts, run_report
 from latemask.report.published import TABLE_1
 from latemask.report.rank import rank_drawings, rank_table, theory_parts
 from latemask.report.runs import events_table, runs_table, settings_table, sources_table
 from latemask.report.tables import Drawing, Table, crossed, shown
 from latemask.report.trend import sweeps, trend_drawings, trend_table
-from reported import everything, masked_loss, pairs, point, put, study, theory, write_curve, write_journal, write_lines
+from reported import (
+    everything,
+    masked_loss,
+    pairs,
+    point,
+    put,
+    similarity,
+    study,
+    theory,
+    write_curve,
+    write_journal,
+    write_lines,
+)
 
 
 def row_of(table: Table | None, name: str) -> dict[str, object]:
@@ -263,6 +275,59 @@ def test_results_without_a_journal_and_single_files_count(tmp_path):
     page = (tmp_path / "r.html").read_text()
     assert "<h2>Runs</h2>" not in page
     assert "<h2>GLUE and SQuAD 2.0</h2>" in page
+
+
+def broken(value, where=""):
+    """Every copy of a JSON value with one part missing, or of another type; and that part's name."""
+    inside = value.items() if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else ()
+    for key, item in inside:
+        name = f"{where}[{key}]" if isinstance(value, list) else f"{where}.{key}".lstrip(".")
+        rest = [(other, one) for other, one in inside if other != key]
+        for changed in (rest, *([*rest, (key, odd)] for odd in ("odd", None, [], {}, True))):
+            if isinstance(value, dict):
+                yield name, dict(changed)
+            elif any(other == key for other, _ in changed):
+                yield name, [one for _, one in sorted(changed, key=lambda pair: pair[0])]
+        for deep, changed in broken(item, name):
+            copy = value | {key: changed} if isinstance(value, dict) else [*value[:key], changed, *value[key + 1 :]]
+            yield deep, copy
+
+
+RESULTS = [study("runs/x", depth=1), theory("runs/x", depth=1), point("squad2", 70.0), point("rte", 0.6),
+           pairs("x", 0.7), masked_loss("x", 2.0), similarity("x")]  # fmt: skip
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=lambda result: result.get("suite", result.get("task", result["kind"])))
+def test_a_result_of_a_malformed_form_is_refused_by_file_and_field_or_what_is_odd_is_not_read(
+    result, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(plots, "svg", lambda figure: plots.plt.close(figure) or "<svg></svg>")
+    file, refused = tmp_path / "result.json", set()
+    file.write_text(json.dumps(result))
+    assert list(parts(read_folders([file]))), "as it is it can be read"
+    for field, changed in broken(result):
+        file.write_text(json.dumps(changed))
+        if field in ("kind", "suite"):
+            continue
+        try:
+            folders = read_folders([file])
+        except Refusal as refusal:
+            assert refusal.where == str(file)
+            first = re.split(r"[.\[]", field)[0]
+            assert first in refusal.found or (first == "metric" and "scores" in refusal.found)
+            refused.add(field)
+        else:
+            list(parts(folders))
+    read = {"rank": "layers[0].clean_input.rank", "theory": "bounds.scaled[1].cubic", "finetune": "scores.dev"}
+    assert read.get(result["kind"], "model") in refused
+
+
+def test_empty_results_are_refused(tmp_path):
+    file = tmp_path / "rank.json"
+    for text, found in (('{"kind": "rank"}', "no tau"), (json.dumps(study("x") | {"layers": []}), "layers, which is ")):
+        file.write_text(text)
+        with pytest.raises(Refusal, match=rf"rank\.json: found {found}"):
+            read_folders([file])
 
 
 # Downstream

@@ -18,12 +18,13 @@ from typing import Any
 from latemask import console
 from latemask.errors import Refusal
 from latemask.fields import dotted
+from latemask.report.checked import FORMS, check
 from latemask.report.flops import plain_flops
 from latemask.training import journal
 from latemask.training.plateau import is_no_better
 
 JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
-KINDS = ("rank", "theory", "finetune", "evaluation")
+KINDS = tuple(FORMS)
 
 
 @dataclass(frozen=True)
@@ -163,12 +164,15 @@ def _result_files(folder: Path) -> list[Path]:
 
 
 def _result(file: Path) -> dict[str, Any]:
-    """The result that a file holds; empty for any other JSON."""
+    """The result that a file holds; empty for any other JSON. Raises ``Refusal`` for one that cannot be read."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise Refusal(file, f"an unreadable file ({type(error).__name__})", "a result in JSON") from None
-    return value if isinstance(value, dict) and value.get("kind") in KINDS else {}
+    if not isinstance(value, dict) or value.get("kind") not in KINDS:
+        return {}
+    check(file, value)
+    return value
 
 
 def _read(path: Path, name: str) -> RunFolder:
