@@ -85,8 +85,8 @@ def _with_files(task: Task, options: FinetuneOptions) -> Task:
 
 
 def output_folder(out: str, model: str) -> Path:
-    """``out``, or ``downstream`` inside the run that ``model`` is (or is a step of, or was fine-tuned from and lies in),
-    or ``runs/NAME/downstream``."""
+    """``out``, or ``downstream`` inside the run that ``model`` is, is a step of, or was fine-tuned from and lies in, or
+    ``runs/NAME/downstream``."""
     if out:
         return Path(out)
     path = Path(model)
