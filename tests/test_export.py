@@ -66,6 +66,7 @@ def exported(folder: Path, run: Run, kind="encoder", tokenizer: Tokenizer | None
     done = export(folder / "run", folder / "out", kind=kind)
     assert done.max_difference < 1e-9
     assert done.literals_are_text == (kind == "encoder")
+    assert json.loads((folder / "out" / "config.json").read_text())["mask_in_encoder"] == run.mask_in_encoder
     return folder / "out"
 
 
@@ -95,6 +96,11 @@ def encoder(tmp_path_factory) -> Path:
 def filler(tmp_path_factory) -> Path:
     """MAE-LM with decoder: latemask's own class."""
     return exported(tmp_path_factory.mktemp("filler"), small("mae_lm"), "masked-lm")
+
+
+def test_an_encoder_says_whether_it_saw_masks_and_its_card_too(encoder):
+    assert load_encoder(encoder).mask_in_encoder == "never"
+    assert "the encoder has never seen `<mask>`" in (encoder / "README.md").read_text()
 
 
 def test_an_encoder_without_relative_positions_is_a_roberta(encoder):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,14 +16,21 @@ from latemask import recipes
 from latemask.batch import Batch
 from latemask.cli.rank import RankOptions, run_rank
 from latemask.config import Decoder, Masking, Run, Shape
+from latemask.downstream.finetune import Model
+from latemask.downstream.heads import FineTuned
+from latemask.downstream.saving import save_finetuned
+from latemask.downstream.tasks import GLUE
 from latemask.errors import Refusal
 from latemask.feed.masking import lay_out
-from latemask.hf.loading import load_encoder
+from latemask.hf.exporting import export
+from latemask.hf.loading import load_encoder, load_masked_model
 from latemask.joins import Join, late
 from latemask.model.pretrainer import Pretrainer
 from latemask.report import plots
-from latemask.study.passes import Sample, chosen, clean_layers, in_place, masked_layers, open_subject
-from latemask.study.rank_study import Moments, moments, rank_study, ranks
+from latemask.report.folders import read_folders
+from latemask.report.rank import studies
+from latemask.study.passes import Layer, Pass, Sample, chosen, clean_layers, in_place, masked_layers, open_subject
+from latemask.study.rank_study import Moments, moments, rank_study, ranks, show
 from latemask.text.prepare import prepare
 from latemask.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from latemask.training import checkpoint
@@ -375,3 +383,135 @@ def test_files_appear_whole_or_not_at_all(tmp_path):
     with pytest.raises(OSError):  # noqa: PT011
         write_json(tmp_path / "taken", {})
     assert sorted(p.name for p in tmp_path.rglob("*")) == ["folder", "study.json", "taken"]
+
+
+# What is known of a model's pretraining, and what is said where there are no numbers
+
+SEEN = {"mlm": True, "mlm_80_10_10": True, "decoder_resets_mask": True, "mae_lm": False, "random_replace": False,
+        "three_ml": False, "delta": False, "gradual": False, "decoder_causal_cross": False}  # fmt: skip
+
+
+def finetuned(model: Path, out: Path) -> Path:
+    """``model`` with a new head, saved as `latemask finetune --save` does."""
+    loaded = Model.load(model)
+    net = FineTuned(loaded.encoder, "classification", 2, 0.0, None)
+    problem = SimpleNamespace(task=GLUE["rte"])
+    save_finetuned(net, loaded, problem, {}, out)  # type: ignore[arg-type]
+    return out
+
+
+@pytest.mark.parametrize("positions", ["absolute", "absolute+relative", "rotary"])
+@pytest.mark.parametrize("system", SEEN)
+def test_what_is_finetuned_from_a_run_knows_whether_its_encoder_saw_masks(system, positions, folder, tmp_path):
+    """In each of the three families, and after a second fine-tuning; --sees-masks overrules."""
+    run = tiny(system, folder)
+    shape = dataclasses.replace(run.shape, positions=positions, depth=4, width=16, heads=2, feedforward=32)
+    decoder = run.decoder and dataclasses.replace(run.decoder, width=16, heads=2, feedforward=32)
+    (tmp_path / "tok").symlink_to(folder / "tok")
+    model = save_run(tmp_path / "run", dataclasses.replace(run, shape=shape, decoder=decoder))
+    once = finetuned(model, tmp_path / "rte-e1-lr1.model")
+    for out in (once, finetuned(once, tmp_path / "rte-e2-lr1.model")):
+        given = {"model": str(out), "data": str(folder / "text.txt"), "device": "cpu"}
+        subject = open_subject(Sample(**given))
+        assert subject.sees_masks == SEEN[system]
+        assert (next(subject.passes()).masked is not None) == SEEN[system]
+        for said in ("yes", "no"):
+            assert open_subject(Sample(**given, sees_masks=said)).sees_masks == (said == "yes")
+
+
+def test_an_export_knows_whether_its_encoder_saw_masks(folder, tmp_path, capsys):
+    """With its decoder; test_export asks every other."""
+    out = export(save_run(folder / "exported", tiny("mae_lm", folder)), tmp_path / "out", kind="masked-lm").folder
+    file = tmp_path / "rank.json"
+    run_rank(RankOptions(str(out), str(folder / "text.txt"), tokens=300, out=str(file), device="cpu"))
+    assert [layer["masks"] for layer in json.loads(file.read_text())["layers"]] == [None] * 5
+    assert "no block of this encoder sees [MASK]" in capsys.readouterr().out
+    config = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps(config | {"mask_in_encoder": "perhaps"}))
+    with pytest.raises(Refusal, match="mask_in_encoder"):
+        open_subject(Sample(str(out), str(folder / "text.txt")))
+    del config["mask_in_encoder"]
+    (out / "config.json").write_text(json.dumps(config))
+    assert open_subject(Sample(str(out), str(folder / "text.txt"), device="cpu")).sees_masks  # as any other model
+
+
+def test_the_star_stands_at_the_number_that_more_vectors_would_raise(capsys):
+    """Isotropic vectors far from the origin: one direction carries the mean, few vectors show the others too few."""
+    found = Moments(64, 0)
+    vectors = torch.randn(1, 200, 64, generator=torch.Generator().manual_seed(0)) + 50
+    everybody, nobody = torch.ones(1, 200, dtype=torch.bool), torch.zeros(1, 200, dtype=torch.bool)
+    found.add(Pass([Layer(vectors, everybody, nobody)], None))
+    study = {"model": "x", "tau": 0.9, "width": 64, "rate": 0.15, "specials": "left out", "sees_masks": False,
+             "without_masks": "never", "layers": ranks(found, 0.9)}  # fmt: skip
+    clean = study["layers"][0]["clean_input"]
+    assert (clean["rank"], clean["capped"], clean["few_vectors"]) == (1, ["centred"], True)
+    show(study)
+    assert f"1 ({clean['centred']}*)" in capsys.readouterr().out
+    full = ranks(found, 1.0)[0]["clean_input"]
+    assert (full["rank"], full["centred"], full["capped"], full["few_vectors"]) == (64, 64, [], False)
+
+
+def test_a_finetuned_model_is_told_where_the_report_finds_its_rank(folder):
+    run = save_run(folder / "tuned", tiny("mlm", folder))
+    model = finetuned(run, run / "downstream" / "rte-e3-lr1e-04-b16-s0.model")
+    options = RankOptions(str(model), str(folder / "text.txt"), tokens=300, device="cpu")
+    with pytest.raises(Refusal) as refused:
+        run_rank(options)
+    advised = run / "rank-rte.json"
+    assert f"--out {advised}," in refused.value.do
+    run_rank(dataclasses.replace(options, out=str(advised)))
+    [study] = studies(read_folders([run]), "rank")
+    assert (study["name"], study["on"]) == ("tuned", "rte")
+
+
+def test_a_rate_at_which_nothing_or_everything_is_masked_says_so(folder, tmp_path, capsys):
+    model = save_run(folder / "rated", tiny("mlm", folder))
+    sample = Sample(str(model), str(folder / "data"), tokens=320, rate=0.001, device="cpu")
+    show(rank_study(sample))
+    assert "n/a: no token of a row of 32 is masked at a rate of 0.001" in capsys.readouterr().out
+    half = save_run(folder / "rated-delta", tiny("delta", folder))
+    study = rank_study(dataclasses.replace(sample, model=str(half), rate=0.03))  # one masked, halves up: it joins
+    assert study["layers"][0]["masks"]["vectors"] == 10
+    with pytest.raises(Refusal) as refused:
+        rank_study(dataclasses.replace(sample, rate=0.999))
+    assert (refused.value.where, refused.value.do) == ("--rate", "Lower --rate")
+    (tmp_path / "short.txt").write_text("\n\n".join([f"{one} {two}" for one in WORDS.split() for two in WORDS.split()]))
+    prepare([tmp_path / "short.txt"], folder / "tok", tmp_path / "data", valid_share=0.5, workers=1)
+    with pytest.raises(Refusal, match="may be masked") as refused:
+        rank_study(dataclasses.replace(sample, data=str(tmp_path / "data"), rate=0.9))
+    assert refused.value.do == "Lower --rate"
+    (tmp_path / "word.txt").write_text("\n\n".join(["the"] * 20))
+    show(rank_study(dataclasses.replace(sample, data=str(tmp_path / "word.txt"), rate=0.9)))
+    assert "no real token is left beside [MASK] at a rate of 0.9" in capsys.readouterr().out
+
+
+def test_layers_before_a_join_say_so(folder, capsys):
+    model = save_run(folder / "joined", tiny("three_ml", folder))
+    show(rank_study(Sample(str(model), str(folder / "data"), tokens=320, device="cpu")))
+    assert "n/a: no [MASK] has joined before that layer" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("data", ["data", "text.txt"])
+def test_a_text_that_holds_fewer_tokens_is_told_once_with_both_numbers(data, folder, capsys):
+    model = save_run(folder / f"long-{data}", tiny("mae_lm", folder))
+    study = rank_study(Sample(str(model), str(folder / data), tokens=1_234_567, specials="in", device="cpu"))
+    read = study["layers"][0]["clean_input"]["vectors"]
+    [warning] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert "1,234,567" in warning
+    assert f"{read:,} tokens" in warning
+    rank_study(Sample(str(model), str(folder / data), tokens=read, device="cpu"))
+    assert "warning" not in capsys.readouterr().err
+
+
+def test_models_that_fill_no_masks_are_refused_by_name(folder, tmp_path):
+    vocabulary = load_tokenizer(folder / "tok").vocabulary
+    small = {"vocab_size": vocabulary, "bos_token_id": 0, "eos_token_id": 2}
+    gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=1, n_head=2, **small))
+    bert = transformers.BertLMHeadModel(transformers.BertConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, is_decoder=True, **small
+    ))  # fmt: skip
+    for name, model in {"GPT2LMHeadModel": gpt2, "BertLMHeadModel": bert}.items():
+        model.save_pretrained(tmp_path / name)
+        for opened in (lambda out: open_subject(Sample(str(out), str(folder / "text.txt"))), load_masked_model):
+            with pytest.raises(Refusal, match=f"{name}, no masked language model"):
+                opened(tmp_path / name)

@@ -195,6 +195,7 @@ def test_theory_of_a_run(folder, capsys):
     assert (model / "theory-outside.svg").is_file()
     said = capsys.readouterr().out
     assert "(10) corrected" in said
+    assert sum(line.strip().startswith("scale of R's entries") for line in said.splitlines()) == 3
     assert "negative control" in said
 
 

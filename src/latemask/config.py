@@ -19,7 +19,11 @@ from latemask.joins import Join, Plan, count, early, fraction
 from latemask.rates import MOST_RATES, RateStep
 from latemask.shapes import Decoder, Shape, Specials, Sublayer
 
-__all__ = ["Decoder", "Masking", "Run", "Shape", "Specials", "Stage", "Sublayer", "Training", "replace", "typed"]
+__all__ = ["Decoder", "MaskInEncoder", "Masking", "Run", "Shape", "Specials", "Stage", "Sublayer", "Training",
+           "replace", "typed"]  # fmt: skip
+
+MaskInEncoder = Literal["never", "in part", "always"]
+"""What ``Run.mask_in_encoder`` says, and ``mask_in_encoder`` in the config.json of what a run becomes."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +250,15 @@ class Run(Typed):
         """The joins, resolved against the encoder's depth."""
         has_filling_decoder = self.decoder is not None and not self.rewrites
         return Plan.of(self.masking.effective_joins, self.shape.depth, has_filling_decoder)
+
+    @property
+    def mask_in_encoder(self) -> MaskInEncoder:
+        """How [MASK] (the token table's `<mask>`) stood in the encoder's rows: "always", from the first block on for
+        every masked token that shows no other; "in part", later, for some, or as a vector of its own; "never"."""
+        if not self.plan.in_encoder or self.masking.filler[0] == 0:
+            return "never"
+        joins_first = [tuple(arrival) for arrival in self.plan.in_encoder] == [(0, 0.0, 1.0)]
+        return "always" if joins_first and self.masking.vector == "token" else "in part"
 
     @property
     def updates(self) -> int:

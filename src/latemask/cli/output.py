@@ -6,18 +6,29 @@ from pathlib import Path
 
 from latemask.errors import Refusal
 from latemask.hf.loading import Source
+from latemask.report.rank import FINETUNED
 from latemask.training import checkpoint
 
 
 def output(model: str, out: str | None, kind: str) -> Path:
     """Where a study's JSON goes: ``out``, or ``<kind>.json`` in the run's folder (``<kind>-step-<n>.json`` where a step
-    was asked for). Raises ``Refusal`` where that is a folder, or nothing is given and the model is no run."""
+    was asked for). Raises ``Refusal`` where that is a folder, or nothing is given and the model is no run; of a model
+    fine-tuned from one it says where the report would find the file."""
     if out is not None:
         if Path(out).is_dir():
             raise Refusal("--out", f"the folder {out}", "the name of a .json file")
         return Path(out)
     step = Source.of(model).step
     if step is None:
-        raise Refusal("--out", f"nothing for {model}, which is no run", "a file name", f"Say --out {kind}.json")
+        raise Refusal("--out", f"nothing for {model}, which is no run", "a file name", _advice(Path(model), kind))
     asked_for_step = checkpoint.step_number(Path(model)) is not None
     return step.parent / (f"{kind}-{step.name}.json" if asked_for_step else f"{kind}.json")
+
+
+def _advice(model: Path, kind: str) -> str:
+    """Where to put a study of a model that is no run."""
+    if tuned := FINETUNED.fullmatch(model.name):
+        place = model.parent.parent if model.parent.name == "downstream" else model.parent
+        file = place / f"{kind}-{tuned['task']}.json"
+        return f"Say --out {file}, which the report shows beside the run's own"
+    return f"Say --out {kind}.json"

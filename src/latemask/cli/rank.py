@@ -20,7 +20,8 @@ class RankOptions(Sample):
     tau: float = 0.9
     """Share of the energy that the counted directions carry."""
     out: str | None = None
-    """JSON file; the figures lie beside it. By default rank.json in the run's folder."""
+    """JSON file; the figures lie beside it. By default rank.json in the run's folder. Of a model fine-tuned from a
+    run name one there, such as runs/x/rank-TASK.json: the report puts it beside the run's own."""
 
 
 def run_rank(options: RankOptions) -> None:

@@ -19,7 +19,8 @@ class TheoryOptions(Sample):
     tau: float = 0.9
     """Share of the real tokens' energy that the leading directions carry."""
     out: str | None = None
-    """JSON file; the figure lies beside it. By default theory.json in the run's folder."""
+    """JSON file; the figure lies beside it. By default theory.json in the run's folder. Of a model fine-tuned from a
+    run name one there, such as runs/x/theory-TASK.json: the report puts it beside the run's own."""
 
 
 def run_theory(options: TheoryOptions) -> None:

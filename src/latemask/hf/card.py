@@ -127,7 +127,7 @@ def _points(run: Run, verified: Verified, names: dict[str, str], fills_masks: bo
 
 
 def _why_not(run: Run, mask: str) -> str:
-    first = min((arrival.layer for arrival in run.plan.in_encoder), default=None)
-    if first is None:
+    first = min((arrival.layer for arrival in run.plan.in_encoder), default=0)
+    if run.mask_in_encoder == "never":
         return f"the encoder has never seen `{mask}`"
     return f"its first {first} blocks have never seen `{mask}`" if first else "this export has no head"

@@ -21,9 +21,19 @@ from huggingface_hub import constants, get_session
 from jaxtyping import Bool, Float, Int
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    AutoModel,
+    AutoModelForMaskedLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
+from latemask.config import MaskInEncoder
 from latemask.errors import Refusal
+from latemask.fields import typed
 from latemask.hf.modeling_latemask import LatemaskConfig, LatemaskForMaskedLM, LatemaskModel
 from latemask.model.encoder import Encoder
 from latemask.model.masked_model import MaskedModel
@@ -85,6 +95,13 @@ class _Foreign(nn.Module):
 
 class TransformersEncoder(_Foreign):
     """An encoder of transformers, called like ``latemask.model.encoder.Encoder``."""
+
+    @property
+    def mask_in_encoder(self) -> MaskInEncoder | None:
+        """``Run.mask_in_encoder`` of the run that the model came from; None where its config.json does not say. Raises
+        ``Refusal`` where that says anything else."""
+        said = getattr(self.model.config, "mask_in_encoder", None)
+        return None if said is None else typed(MaskInEncoder, said, f"{CONFIG}: mask_in_encoder")
 
     def forward(self, ids: Int[Tensor, "B N"], real: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "B N D"]:
         """Last hidden states. Raises ``Refusal`` where N is more than the model's positions."""
@@ -149,6 +166,13 @@ class Source:
             return MaskedModel(self.pretrained()).eval()
         model = read_model(self.name, AutoModelForMaskedLM)
         return TransformersMaskedModel(model, self.tokenizer().specials.mask).eval()
+
+    def check_masked(self) -> None:
+        """Raises ``Refusal`` for a Hugging Face model that is no masked language model, such as a decoder alone."""
+        if self.step is None:
+            with quiet(), refusing(self.name):
+                config = AutoConfig.from_pretrained(self.name, **_options(self.name))
+            _refuse_other_than_masked(self.name, config)
 
     def tokenizer(self) -> Tokenizer:
         """See ``load_tokenizer_of``."""
@@ -239,6 +263,8 @@ def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) ->
     with quiet(), refusing(name):
         config = AutoConfig.from_pretrained(name, **options)
         _refuse_impossible(Path(name), config)
+        if kind is AutoModelForMaskedLM:
+            _refuse_other_than_masked(name, config)
         architecture = str((config.architectures or [""])[0])
         if kind is AutoModelForMaskedLM and architecture.endswith("Model"):
             raise Refusal(name, f"{architecture}, an encoder alone", "a model that fills masks",
@@ -261,6 +287,13 @@ def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) ->
         found = ", ".join(sorted(odd)[:6]) + (f" and {len(odd) - 6} more" if len(odd) > 6 else "")
         raise Refusal(name, found, f"the weights of {type(model).__name__}")
     return model.float()
+
+
+def _refuse_other_than_masked(name: str, config: PretrainedConfig) -> None:
+    """Raise ``Refusal`` for a kind of model that transformers has no masked language model of, and for a causal one."""
+    if type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False):
+        found = str((config.architectures or [config.model_type])[0])
+        raise Refusal(name, f"{found}, no masked language model", "one such as BERT, RoBERTa, MPNet or ModernBERT")
 
 
 def _refuse_impossible(folder: Path, config: Any) -> None:

@@ -71,7 +71,10 @@ def is_plain_mlm(run: Run) -> bool:
 
 
 def config_of(run: Run, kind: Family, fills_masks: bool) -> RobertaConfig | MPNetConfig | LatemaskConfig:
-    """The configuration that describes the encoder of ``run`` (and, for "latemask", how it fills masks)."""
+    """The configuration that describes the encoder of ``run`` (and, for "latemask", how it fills masks).
+
+    ``mask_in_encoder`` says whether pretraining showed it [MASK]: whatever is made of the model keeps that.
+    """
     shape = run.shape
     common: dict[str, Any] = {
         "vocab_size": shape.vocabulary,
@@ -87,6 +90,7 @@ def config_of(run: Run, kind: Family, fills_masks: bool) -> RobertaConfig | MPNe
         "pad_token_id": shape.specials.pad,
         "eos_token_id": shape.specials.eos,
         "tie_word_embeddings": True,
+        "mask_in_encoder": run.mask_in_encoder,
     }
     if kind != "latemask":
         common["max_position_embeddings"] = shape.row_tokens + shape.specials.pad + 1

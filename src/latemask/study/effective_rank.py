@@ -99,9 +99,9 @@ class GramMatrix:
 
     def has_few_samples(self, tau: float = 0.9, centred: bool = False) -> bool:
         """Whether the rank is so near the number of vectors that more of them would show a higher one."""
-        return is_capped(self.rank(tau, centred), self.count)
+        return is_capped(self.rank(tau, centred), self.count, self.width)
 
 
-def is_capped(rank: int, count: int) -> bool:
-    """Whether a rank found from ``count`` vectors may be held down by their number."""
-    return rank > FEW_SAMPLES_SHARE * count
+def is_capped(rank: int, count: int, width: int) -> bool:
+    """Whether a rank found from ``count`` vectors may be held down by their number: none can be above ``width``."""
+    return FEW_SAMPLES_SHARE * count < rank < width

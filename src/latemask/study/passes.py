@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from latemask.batch import Batch
-from latemask.config import Run, Specials
-from latemask.console import progress
+from latemask.config import Masking, Run, Specials
+from latemask.console import progress, warn
 from latemask.errors import Refusal
 from latemask.feed.batches import VALIDATION_SEED, Rows, ValidationBatches
 from latemask.feed.masking import MASK, noise
@@ -67,7 +67,8 @@ class Sample:
     specials: Literal["out", "in"] = "out"
     """Whether special tokens such as <s> count among the real ones. Padding never does."""
     sees_masks: Literal["as-trained", "yes", "no"] = "as-trained"
-    """Whether the encoder is fed [MASK]: a run knows; other models are taken to have been trained with it."""
+    """Whether the encoder is fed [MASK]: a run knows, and so does what was exported or fine-tuned from one; other
+    models are taken to have been trained with it."""
     row_tokens: int = 512
     """Longest row for a model that is not a run, at most what the model takes."""
     micro_rows: int = 8
@@ -97,14 +98,20 @@ class Subject:
     width: int
     depth: int
     rate: float
-    sees_masks: bool
+    without_masks: str | None
+    """Why there are no masked sets; None where there are."""
     passes: Callable[[], Iterator[Pass]]
     """Reads the sample, with a progress line."""
+
+    @property
+    def sees_masks(self) -> bool:
+        return self.without_masks is None
 
 
 def open_subject(sample: Sample) -> Subject:
     """Load the model of a sample. Raises ``Refusal`` where model or data cannot be read, or hold too little."""
     source = Source.of(sample.model)
+    source.check_masked()
     device = torch.device(sample.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     run = None if source.step is None else checkpoint.read_run(source.step)
     tokenizer = source.tokenizer()
@@ -119,11 +126,11 @@ def _of_run(model: Pretrainer, store: TokenStore, sample: Sample, device: torch.
     run = model.run
     masking = dataclasses.replace(run.masking, rate=sample.rate or run.masking.rate)
     row_tokens = run.shape.row_tokens
-    rows = Rows(store.valid, run.shape, masking.masked_tokens(row_tokens), f"{store.folder} (validation)")
-    batches = ValidationBatches(rows, masking, -(-sample.tokens // row_tokens))
-    sees_masks = bool(run.plan.in_encoder) and sample.sees_masks != "no" and masking.filler[0] > 0
-    if sample.sees_masks == "yes" and not sees_masks:
+    if sample.sees_masks == "yes" and run.mask_in_encoder == "never":
         raise Refusal("--sees-masks", f"yes for {run.recipe}, whose encoder is never shown [MASK]", "as-trained or no")
+    batches = ValidationBatches(_rows(run, masking, store), masking, -(-sample.tokens // row_tokens))
+    without_masks = NOT_FED if sample.sees_masks == "no" else _why_no_mask(run, masking)
+    warn_of_little(sample, len(batches) * row_tokens)
     counts_specials = sample.specials == "in"
 
     def passes() -> Iterator[Pass]:
@@ -132,10 +139,53 @@ def _of_run(model: Pretrainer, store: TokenStore, sample: Sample, device: torch.
                 batch = batches.batch(start, min(start + sample.micro_rows, len(batches))).to(device)
                 with torch.inference_mode():
                     clean = clean_layers(model.encoder, batch, counts_specials)
-                    yield Pass(clean, masked_layers(model, batch, counts_specials) if sees_masks else None)
+                    yield Pass(clean, None if without_masks else masked_layers(model, batch, counts_specials))
                 advance(batch.rows * row_tokens)
 
-    return Subject(run.recipe, run.shape.width, run.shape.depth, masking.rate, sees_masks, passes)
+    return Subject(run.recipe, run.shape.width, run.shape.depth, masking.rate, without_masks, passes)
+
+
+NOT_FED = "not fed [MASK], as --sees-masks no says"
+NEVER = "no block of this encoder sees [MASK]"
+IN_PART = (
+    "in pretraining [MASK] was not in this encoder as it would be here (from the first block on, for every masked "
+    "token, as the token table's row); --sees-masks yes feeds it all the same"
+)
+
+
+def _rows(run: Run, masking: Masking, store: TokenStore) -> Rows:
+    """The held-out rows, each with enough tokens to mask. Raises ``Refusal`` in terms of a study's own flags."""
+    row_tokens = run.shape.row_tokens
+    masked = masking.masked_tokens(row_tokens)
+    if masked > row_tokens - 2:
+        found, wanted = f"{masking.rate:g}, {masked} tokens of a row of {row_tokens}", "at least one token that stays"
+        raise Refusal("--rate", found, f"{wanted} beside `<s>`", "Lower --rate")
+    try:
+        return Rows(store.valid, run.shape, masked, f"{store.folder} (validation)")
+    except Refusal as refusal:
+        has_a_row = len(store.valid.tokens) >= row_tokens - 1
+        do = "Lower --rate" if has_a_row else "Prepare more text, or name a file of text"
+        raise Refusal(refusal.where, refusal.found, refusal.wanted, do) from None
+
+
+def _why_no_mask(run: Run, masking: Masking) -> str | None:
+    """Why no [MASK] stands in the encoder's rows; None where one does."""
+    if run.mask_in_encoder == "never":
+        return NEVER
+    row_tokens = run.shape.row_tokens
+    masked = masking.masked_tokens(row_tokens)
+    if not masked:
+        return f"no token of a row of {row_tokens} is masked at a rate of {masking.rate:g}"
+    if all(start == stop for start, stop in (arrival.tokens(masked) for arrival in run.plan.in_encoder)):
+        return f"none of the {masked} masked tokens of a row joins the encoder at a rate of {masking.rate:g}"
+    return None
+
+
+def warn_of_little(sample: Sample, held: int) -> None:
+    """One warning where the text holds fewer tokens than the sample asks for."""
+    if held < sample.tokens:
+        place = f"{'the held-out part of ' * (Path(sample.data) / SUMMARY).is_file()}{sample.data}"
+        warn(f"--tokens {sample.tokens:,}: {place} holds {held:,} tokens to read, all of which are read")
 
 
 def masked_layers(model: Pretrainer, batch: Batch, counts_specials: bool) -> list[Layer]:
@@ -184,8 +234,15 @@ def _of_encoder(
 ) -> Subject:
     row_tokens = min(sample.row_tokens, encoder.shape.row_tokens)
     rate = sample.rate or (0.15 if run is None else run.masking.rate)
-    masks_at_first = run is None or [*run.plan.in_encoder] == [(0, 0.0, 1.0)]
-    sees_masks = masks_at_first if sample.sees_masks == "as-trained" else sample.sees_masks == "yes"
+    if isinstance(encoder, TransformersEncoder):
+        pretrained = encoder.mask_in_encoder
+    else:
+        pretrained = None if run is None else run.mask_in_encoder
+    without_masks = None
+    if sample.sees_masks == "no":
+        without_masks = NOT_FED
+    elif sample.sees_masks == "as-trained" and pretrained in ("never", "in part"):
+        without_masks = NEVER if pretrained == "never" else IN_PART
     encoder.to(device)
 
     def passes() -> Iterator[Pass]:
@@ -199,15 +256,16 @@ def _of_encoder(
                     break
                 ids, real = padded(taken, tokenizer.specials.pad, device)
                 with torch.inference_mode():
-                    yield in_place(encoder, ids, real, tokenizer.specials, rate if sees_masks else None, number,
+                    yield in_place(encoder, ids, real, tokenizer.specials, None if without_masks else rate, number,
                                    sample.specials == "in")  # fmt: skip
                 tokens = int(real.sum())
                 read, number = read + tokens, number + len(taken)
                 advance(tokens)
         if not read:
             raise Refusal(sample.data, "no text", "text to feed to the encoder")
+        warn_of_little(sample, read)
 
-    return Subject(run and run.recipe, encoder.shape.width, encoder.shape.depth, rate, sees_masks, passes)
+    return Subject(run and run.recipe, encoder.shape.width, encoder.shape.depth, rate, without_masks, passes)
 
 
 def in_place(

@@ -7,6 +7,7 @@ the [MASK] representations. Uncentred as in section 2.2, centred beside it; one 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from latemask import console
@@ -61,20 +62,17 @@ def moments(subject: Subject) -> Moments:
 
 def ranks(found: Moments, tau: float = 0.9) -> list[dict[str, Any]]:
     """For each layer and set of ``SETS``: rank, rank centred, vectors, and whether these are so few that more would
-    show a higher rank; None for a set without vectors. Raises ``Refusal`` for a tau outside 0..1."""
+    show a higher rank (``few_vectors``), and which of the two (``capped``); None for a set without vectors. Raises
+    ``Refusal`` for a tau outside 0..1."""
     layers = []
     for number in range(found.depth + 1):
         layer: dict[str, Any] = {"layer": number}
         for name, gram in found.sets(number).items():
             layer[name] = None
             if gram.count:
-                rank, centred = gram.rank(tau), gram.rank(tau, centred=True)
-                layer[name] = {
-                    "rank": rank,
-                    "centred": centred,
-                    "vectors": gram.count,
-                    "few_vectors": is_capped(max(rank, centred), gram.count),
-                }
+                both = {"rank": gram.rank(tau), "centred": gram.rank(tau, centred=True)}
+                capped = [which for which, rank in both.items() if is_capped(rank, gram.count, gram.width)]
+                layer[name] = {**both, "vectors": gram.count, "few_vectors": bool(capped), "capped": capped}
         layers.append(layer)
     return layers
 
@@ -91,7 +89,10 @@ def show(study: dict[str, Any]) -> None:
     """Print the table of a study."""
 
     def cell(found: dict[str, Any] | None) -> str:
-        return "n/a" if found is None else f"{found['rank']} ({found['centred']})" + "*" * found["few_vectors"]
+        if found is None:
+            return "n/a"
+        rank, centred = (f"{found[which]}{'*' * (which in found['capped'])}" for which in ("rank", "centred"))
+        return f"{rank} ({centred})"
 
     console.table(
         f"{study['model']}: rank_{study['tau']:g} of {study['width']} dimensions (centred), {study['rate']:.0%} masked",
@@ -105,8 +106,22 @@ def show(study: dict[str, Any]) -> None:
     console.say("in parentheses: the same of the vectors with their mean taken away")
     if any(layer[name] and layer[name]["few_vectors"] for layer in study["layers"] for name in SETS):
         console.say("* more than a tenth of the number of vectors: more tokens would show a higher rank")
-    if not study["sees_masks"]:
-        console.say("n/a: no block of this encoder sees [MASK]")
+    layers = study["layers"]
+    say_what_is_missing(study, [layer["masked_input_real"] for layer in layers], [layer["masks"] for layer in layers])
+
+
+def say_what_is_missing(study: dict[str, Any], real: Sequence[object], masks: Sequence[object]) -> None:
+    """Why masked sets are n/a. ``real`` and ``masks``: what each layer says of them, None where there is no vector."""
+    if study["without_masks"]:
+        console.say(f"n/a: {study['without_masks']}")
+        return
+    rate = f"at a rate of {study['rate']:g}"
+    if masks[-1] is None:
+        console.say(f"n/a: no token is shown as [MASK] {rate}")
+    elif None in masks:
+        console.say("n/a: no [MASK] has joined before that layer")
+    if real[-1] is None:
+        console.say(f"n/a: no real token is left beside [MASK] {rate}")
 
 
 def described(sample: Sample, subject: Subject) -> dict[str, Any]:
@@ -118,6 +133,7 @@ def described(sample: Sample, subject: Subject) -> dict[str, Any]:
         "rate": subject.rate,
         "specials": "counted" if sample.specials == "in" else "left out",
         "sees_masks": subject.sees_masks,
+        "without_masks": subject.without_masks,
         "width": subject.width,
         "depth": subject.depth,
     }

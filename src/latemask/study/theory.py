@@ -29,7 +29,7 @@ from torch import Tensor
 from latemask import console
 from latemask.study.effective_rank import GramMatrix, is_capped, rank_tau
 from latemask.study.passes import Layer, Sample, open_subject
-from latemask.study.rank_study import Moments, described
+from latemask.study.rank_study import Moments, described, say_what_is_missing
 
 SWEEP_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 """Of the width: numbers of leading directions for which the energy outside is stated."""
@@ -105,10 +105,13 @@ def by_layer(found: Moments, masked: Residuals, clean: Residuals, tau: float) ->
             "real_outside": None,
             "sweep": None,
             "few_vectors": False,
+            "capped": [],
         }
         if mask.count:
             rank = real.rank(tau)
             outside, own = outside_shares(real, mask), outside_shares(real, real)
+            found_from = {"real": (rank, real.count), "masks": (rank_tau(mask.spectrum(), tau), mask.count)}
+            capped = [name for name, (one, count) in found_from.items() if is_capped(one, count, real.width)]
             sizes = sorted({max(1, round(share * real.width)) for share in SWEEP_SHARES})
             layer |= {
                 "real_rank": rank,
@@ -116,7 +119,8 @@ def by_layer(found: Moments, masked: Residuals, clean: Residuals, tau: float) ->
                 "masks_spread_outside": float(outside_shares(real, mask, centred=True)[rank]),
                 "real_outside": float(own[rank]),
                 "sweep": [{"k": k, "masks": float(outside[k]), "real": float(own[k])} for k in sizes],
-                "few_vectors": is_capped(rank, real.count) or is_capped(rank_tau(mask.spectrum(), tau), mask.count),
+                "few_vectors": bool(capped),
+                "capped": capped,
             }
         layers.append(layer)
     return layers
@@ -189,9 +193,10 @@ def layer_at_random(seed: int, residual_scale: float, logit_scale: float, outsid
 def bounds(trials: int = TRIALS) -> dict[str, list[dict[str, Any]]]:
     """The largest left over right of each bound in ``trials`` random layers, in three settings.
 
-    ``scaled``: the residual grows, W_QK shrinks with its square, so that the attention stays as sharp as it is: the
-    printed (10) breaks. ``inside`` and ``outside``: the residual falls towards equal rows at one W_QK; the [MASK] rows
-    inside the row space of the real ones, and (the negative control) with a part of size 1 outside of it.
+    ``residual`` is the scale of R's entries (normal numbers, less their column means). ``scaled``: it grows, W_QK
+    shrinks with its square, so that the attention stays as sharp as it is: the printed (10) breaks. ``inside`` and
+    ``outside``: it falls towards equal rows at one W_QK; the [MASK] rows inside the row space of the real ones, and
+    (the negative control) with a part of size 1 outside of it.
     """
 
     def largest(residual: float, logits: float, outside: float = 0.0) -> dict[str, Any]:
@@ -226,23 +231,26 @@ def show(study: dict[str, Any]) -> None:
     def share(value: float | None) -> str:
         return "n/a" if value is None else f"{value:.1%}"
 
-    sizes = next(([part["k"] for part in layer["sweep"]] for layer in study["layers"] if layer["sweep"]), [])
+    layers = study["layers"]
+    sizes = next(([part["k"] for part in layer["sweep"]] for layer in layers if layer["sweep"]), [])
     rows = []
-    for layer in study["layers"]:
+    for layer in layers:
         swept = [share(part["masks"]) for part in layer["sweep"] or []] or ["n/a"] * len(sizes)
         residuals = [layer[name] and layer[name]["share"] for name in ("residual_masked_input", "residual_clean_input")]
-        rank = "n/a" if layer["real_rank"] is None else str(layer["real_rank"]) + "*" * layer["few_vectors"]
+        rank = "n/a" if layer["real_rank"] is None else f"{layer['real_rank']}{'*' * ('real' in layer['capped'])}"
         outside = [share(layer[name]) for name in ("masks_outside", "masks_spread_outside", "real_outside")]
+        outside[0] += "*" * ("masks" in layer["capped"])
         rows.append((str(layer["layer"]), rank, *outside, *swept, *map(share, residuals)))
     title = f"{study['model']}: energy of [MASK] outside the leading directions of real tokens (section 2.2)"
     columns = ("layer", f"k = rank_{study['tau']:g}", "[MASK] outside", "its spread", "real outside",
                *(f"k = {k}" for k in sizes), "|R|/|H_R| masked", "|R|/|H_R| clean")  # fmt: skip
     console.table(title, columns, rows)
-    if any(layer["few_vectors"] for layer in study["layers"]):
-        console.say("* more than a tenth of the number of vectors: read more tokens")
-    if not study["sees_masks"]:
-        console.say("n/a: no block of this encoder sees [MASK]")
-    names = ("|R|", "(9)", "(10) printed", "(10) corrected", "cubic")
+    if any(layer["few_vectors"] for layer in layers):
+        console.say("* rank (of real tokens at k, of [MASK] at its share) above a tenth of the number of vectors: read "
+                    "more tokens")  # fmt: skip
+    say_what_is_missing(study, [layer["residual_masked_input"] for layer in layers],
+                        [layer["real_rank"] for layer in layers])  # fmt: skip
+    names = ("scale of R's entries", "(9)", "(10) printed", "(10) corrected", "cubic")
     titles = {
         "scaled": "left over right, attention kept as sharp while R grows: the printed (10) breaks above 1",
         "inside": "[MASK] rows inside the row space of real tokens: every bound holds while R falls",
