@@ -246,8 +246,8 @@ def show(study: dict[str, Any]) -> None:
                *(f"k = {k}" for k in sizes), "|R|/|H_R| masked", "|R|/|H_R| clean")  # fmt: skip
     console.table(title, columns, rows)
     if any(layer["few_vectors"] for layer in layers):
-        console.say("* rank (of real tokens at k, of [MASK] at its share) above a tenth of the number of vectors: read "
-                    "more tokens")  # fmt: skip
+        console.say("* the rank of these vectors (at a share of [MASK]: its own) is more than a tenth of their number: "
+                    "read more tokens")  # fmt: skip
     say_what_is_missing(study, [layer["residual_masked_input"] for layer in layers],
                         [layer["real_rank"] for layer in layers])  # fmt: skip
     names = ("scale of R's entries", "(9)", "(10) printed", "(10) corrected", "cubic")
