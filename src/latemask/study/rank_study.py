@@ -95,7 +95,8 @@ def show(study: dict[str, Any]) -> None:
         return f"{rank} ({centred})"
 
     console.table(
-        f"{study['model']}: rank_{study['tau']:g} of {study['width']} dimensions (centred), {study['rate'] * 100:.3g}% masked",
+        f"{study['model']}: rank_{study['tau']:g} of {study['width']} dimensions (centred), "
+        f"{100 * study['rate']:.3g}% masked",
         ("layer", *SETS.values()),
         [(str(layer["layer"]), *(cell(layer[name]) for name in SETS)) for layer in study["layers"]],
     )
