@@ -238,15 +238,18 @@ def compare(runs: dict[str, Run], store: TokenStore, out: Path) -> tuple[dict[st
     from latemask.study.cost import cost
     from latemask.study.passes import Sample
     from latemask.study.rank_study import rank_study
+    from latemask.text.store import open_store
     from latemask.training import journal
 
     mlm_flops = flops_per_token(runs[SYSTEMS[0]]).executed
+    fresh_tokens = runs[SYSTEMS[0]].shape.row_tokens - 1  # each row begins with <s>
+    held = len(open_store(out / "data").valid.tokens) // fresh_tokens * fresh_tokens
     journals, systems, studies = {}, {}, []
     for name, run in runs.items():
         folder = out / "runs" / name
         journals[name] = journal.read(folder / "journal.jsonl")
         validations = [line["loss"] for line in journals[name] if line["kind"] == "validation"]
-        sample = Sample(str(folder), str(out / "data"), tokens=RANK_TOKENS, rate=RATE)
+        sample = Sample(str(folder), str(out / "data"), tokens=min(RANK_TOKENS, held), rate=RATE)
         studies.append(rank_study(sample) | {"name": name})
         systems[name] = {
             "masked_in_training": run.masking.rate,
