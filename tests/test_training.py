@@ -422,9 +422,20 @@ def test_an_untrained_model_knows_nothing(system: str, data: Path, tmp_path: Pat
     assert (first["rows"], first["rate"]) == (10, 0.3)
 
 
-def test_a_decoder_that_rewrites_has_no_loss_by_source(data: Path) -> None:
-    run = tiny_run("decoder_causal_cross")
-    assert Validation(run, open_store(data)).loss(Pretrainer(run), 4, nullcontext, ALONE).by_source == {}
+def test_loss_by_source_of_a_decoder_that_rewrites_is_that_of_every_token_of_the_row(data: Path) -> None:
+    run, store = tiny_run("decoder_causal_cross"), open_store(data)
+    model = Pretrainer(run).eval()
+    validation = Validation(run, store)
+    found = validation.loss(model, 4, nullcontext, ALONE)
+    losses: dict[str, list[float]] = {}
+    for row in range(VALID_ROWS):
+        for place, loss in enumerate(model(validation.batches.batch(row, row + 1))[0].tolist()):
+            document = next(d for d in itertools.count() if store.valid.starts[d + 1] > row * 15 + place)
+            losses.setdefault(store.source_names[store.valid.sources[document]], []).append(loss)  # type: ignore[index]
+    assert found.by_source == pytest.approx({name: sum(some) / len(some) for name, some in losses.items()}, rel=1e-6)
+    every = list(itertools.chain(*losses.values()))
+    assert len(every) == 15 * VALID_ROWS
+    assert found.overall == pytest.approx(sum(every) / len(every), rel=1e-6)
 
 
 def test_fewer_validation_rows(data: Path) -> None:

@@ -33,6 +33,17 @@ def test_other_processes_are_silent(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize(("system", "unit"), [
+    ("mae_lm", "nats per masked token"), ("decoder_causal_cross", "nats per token of the row"),
+])  # fmt: skip
+def test_a_validation_loss_says_what_it_is_a_mean_over(
+    system: str, unit: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Display(tiny_run(system), 6, Path("run"), enabled=True) as display:
+        display.hear("validation", {"step": 6, "loss": 2.5, "rate": 0.3})
+    assert capsys.readouterr().err == f"step 6/6  validation loss 2.5000 {unit} (rate 0.3)\n"
+
+
 class Clock:
     """Of the display's module, moved by hand."""
 

@@ -19,6 +19,9 @@ from latemask.errors import Refusal
 
 Tracker = Literal["tensorboard", "wandb"]
 
+PER_MASKED, PER_TOKEN = "nats per masked token", "nats per token of the row"
+"""What a loss is counted in: the second where the decoder rewrites whole rows, which compares with no other."""
+
 
 class Listener(Protocol):
     """Something beside the file that hears every line."""

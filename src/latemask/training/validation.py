@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from latemask.batch import Batch
 from latemask.config import Run
 from latemask.errors import Refusal
 from latemask.feed.batches import Rows, ValidationBatches
@@ -24,7 +25,8 @@ PIECE_TOKENS, PIECE_ROWS = 1 << 20, 256
 
 
 class Loss(NamedTuple):
-    """Mean nats per predicted token, overall and for each source that the corpus names."""
+    """Mean nats per predicted token (masked ones; all but the first where the decoder rewrites the row), overall and
+    for each source that the corpus names."""
 
     overall: float
     by_source: dict[str, float]
@@ -47,6 +49,7 @@ class Validation:
         rows = Rows(store.valid, run.shape, masked, f"{store.folder} (validation)")
         self.batches = ValidationBatches(rows, masking, run.training.validation_rows)
         self.source_names = store.source_names
+        self.rewrites = run.rewrites
         self.unigram_loss = unigram_loss(run, store.train, self.batches)
 
     def __len__(self) -> int:
@@ -77,7 +80,7 @@ class Validation:
             if number >= len(mine):  # all processes make as many passes, which a sharded model needs
                 continue
             sums[-1] += torch.stack([losses.sum(), torch.tensor(float(losses.numel()), dtype=torch.float64)])
-            sources = None if model.run.rewrites else self.batches.sources(start, stop, batch)
+            sources = self._sources(start, stop, batch)
             if sources is not None:
                 where = torch.from_numpy(sources.astype(np.int64)).flatten()
                 sums.index_add_(0, where, torch.stack([losses, torch.ones_like(losses)], 1))
@@ -85,6 +88,13 @@ class Validation:
         sums = world.total(sums)
         means = (sums[:, 0] / sums[:, 1].clamp(min=1)).tolist()
         return Loss(means[-1], {name: means[i] for i, name in enumerate(self.source_names) if sums[i, 1]})
+
+    def _sources(self, start: int, stop: int, batch: Batch) -> np.ndarray | None:
+        """Source of each predicted token [B, P]; None where the corpus names none."""
+        rows = self.batches.rows
+        if not self.rewrites or rows.stream.sources is None:
+            return self.batches.sources(start, stop, batch)
+        return rows.sources(self.batches.numbers[start:stop], np.arange(1, batch.ids.shape[1])[None])
 
 
 def unigram_loss(run: Run, train: Split, batches: ValidationBatches) -> float:
