@@ -21,7 +21,7 @@ from latemask.report.downstream import glue_table, masked_loss_table, pairs_tabl
 from latemask.report.folders import RunFolder, read_folders, readable
 from latemask.report.page import ReportOptions, html_page, parts, run_report
 from latemask.report.published import TABLE_1
-from latemask.report.rank import rank_drawings, rank_table, theory_parts
+from latemask.report.rank import masked_table, rank_drawings, rank_table, theory_parts
 from latemask.report.runs import events_table, runs_table, settings_table, sources_table
 from latemask.report.tables import Drawing, Table, crossed, shown
 from latemask.report.trend import sweeps, trend_drawings, trend_table
@@ -121,6 +121,29 @@ def test_losses_at_different_rates_are_said_not_to_compare(tmp_path):
     assert all("do not compare" in drawing.note for drawing in loss_drawings(runs))
 
 
+def test_losses_over_whole_rows_stand_apart_under_their_own_name(tmp_path):
+    plain = write_journal(tmp_path / "plain")
+    row = with_frequencies(write_journal(tmp_path / "bart", "decoder_causal_cross_tiny"), 7.0)
+    runs = read_folders([with_frequencies(plain, 6.0), row])
+    table = runs_table(runs)
+    assert [row_of(table, name)["loss per"] for name in ("plain", "bart")] == ["masked token", "token of the row"]
+    assert "nats per token of the row where the decoder rewrites" in table.note
+    assert sources_table(runs).columns == ("source", "plain", "bart (per token of the row)")
+    for drawing in loss_drawings(runs):
+        assert "does not compare" in drawing.note
+        for text in ("plain", "bart (per token of the row)", "validation loss, nats", "word frequencies alone",
+                     "word frequencies alone (per token of the row)"):  # fmt: skip
+            assert f">{text}<" in drawing.svg
+    measured = trend_table(("training.seed",), runs)
+    assert [row[measured.columns.index("validation loss per token of the row")] for row in measured.rows] == [
+        None, "5.2500"]  # fmt: skip
+    alone = runs[1:]
+    assert "Loss: nats per token of the row on" in runs_table(alone).note
+    assert sources_table(alone).note.startswith("Nats per token of the row,")
+    assert "validation loss, nats per token of the row" in loss_drawings(alone)[0].svg
+    assert "loss per" not in runs_table(runs[:1]).columns
+
+
 def test_a_run_without_validation_shows_its_training_loss_under_that_name(tmp_path):
     write_journal(tmp_path / "a")
     lines = [line for line in read_folders([tmp_path / "a"])[0].lines if line["kind"] != "validation"]
@@ -200,7 +223,7 @@ def test_points_stand_at_the_tokens_of_their_own_step(tmp_path):
     assert plots.loss_points(run.lines, "seconds") == [(0, 8.3), (3.0, 5.25)]
 
 
-def test_fifty_runs_are_told_apart_and_tables_stay_narrow(tmp_path):
+def test_of_fifty_runs_sixteen_are_told_apart_the_rest_are_grey_and_tables_stay_narrow(tmp_path):
     for number in range(50):
         write_curve(tmp_path / "runs" / f"run-{number}", "mlm_tiny", 2.0, 60, {"training.seed": number}, steps=20)
     runs = read_folders([tmp_path / "runs"])
@@ -208,12 +231,20 @@ def test_fifty_runs_are_told_apart_and_tables_stay_narrow(tmp_path):
     table = settings_table(runs)
     assert table.columns == ("run", "training.seed")
     assert table.rows[49] == ("run-49", "49")
-    figure = plots.losses({run.name: run.lines for run in runs})
-    looks = {(line.get_color(), line.get_linestyle(), line.get_marker()) for line in figure.axes[0].lines}
+    figure = plots.losses({run.name: run.lines for run in runs}, looks={run.name: run.look for run in runs})
+    looks = [(line.get_color(), line.get_linestyle(), line.get_marker()) for line in figure.axes[0].lines]
     assert len(looks) == 50
+    assert len(set(looks[:16])) == 16
+    assert set(looks[16:]) == {("#B0B0B0", "-", "None")}
+    assert all(line.get_linewidth() < 1 for line in figure.axes[0].lines[16:])
     [legend] = figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == [run.name for run in runs]
+    names = [text.get_text() for text in legend.get_texts()]
+    assert names == [*(run.name for run in runs[:16]), "34 more, thin and grey"]
     plots.plt.close(figure)
+    put(tmp_path / "runs" / "run-40", study("runs/run-40"))
+    runs = read_folders([tmp_path / "runs"])
+    assert runs[40].look.is_told_apart, "of which more than a loss is drawn"
+    assert sorted(run.number for run in runs) == list(range(50))
 
 
 @pytest.mark.parametrize("name", ["$x^{$", "_hidden", "a$b$c", "東京", "<b>&amp;", "x" * 300, "a%b\\n"])
@@ -293,6 +324,14 @@ def broken(value, where=""):
             yield deep, copy
 
 
+def refusal_of(file: Path) -> Refusal | None:
+    try:
+        read_folders([file])
+    except Refusal as refusal:
+        return refusal
+    return None
+
+
 RESULTS = [study("runs/x", depth=1), theory("runs/x", depth=1), point("squad2", 70.0), point("rte", 0.6),
            pairs("x", 0.7), masked_loss("x", 2.0), similarity("x")]  # fmt: skip
 
@@ -309,15 +348,14 @@ def test_a_result_of_a_malformed_form_is_refused_by_file_and_field_or_what_is_od
         file.write_text(json.dumps(changed))
         if field in ("kind", "suite"):
             continue
-        try:
-            folders = read_folders([file])
-        except Refusal as refusal:
-            assert refusal.where == str(file)
-            first = re.split(r"[.\[]", field)[0]
-            assert first in refusal.found or (first == "metric" and "scores" in refusal.found)
-            refused.add(field)
-        else:
-            list(parts(folders))
+        refusal = refusal_of(file)
+        if refusal is None:
+            list(parts(read_folders([file])))
+            continue
+        assert refusal.where == str(file)
+        first = re.split(r"[.\[]", field)[0]
+        assert first in refusal.found or (first == "metric" and "scores" in refusal.found)
+        refused.add(field)
     read = {"rank": "layers[0].clean_input.rank", "theory": "bounds.scaled[1].cubic", "finetune": "scores.dev"}
     assert read.get(result["kind"], "model") in refused
 
@@ -416,6 +454,119 @@ def test_table_3_has_a_row_a_model_and_a_column_a_task(tmp_path):
     assert row_of(wide, "MAE-LM, base, published")["pretrained"] == "491"
 
 
+def test_several_studies_of_one_run_are_all_kept_and_named_by_what_differs(tmp_path):
+    first = study("runs/x")
+    others = [first | {"rate": 0.5}, first | {"tau": 0.8}, first | {"specials": "counted"}]
+    put(write_journal(tmp_path / "x"), first)
+    files = []
+    for number, other in enumerate([*others, first]):
+        files.append(tmp_path / f"{number}.json")
+        files[-1].write_text(json.dumps(other))
+    folders = read_folders([*files[:2], tmp_path / "x", *files[2:]])
+    names = {
+        "x, 15% masked, tau 0.9, special tokens left out",
+        "x, 50% masked, tau 0.9, special tokens left out",
+        "x, 15% masked, tau 0.8, special tokens left out",
+        "x, 15% masked, tau 0.9, special tokens counted",
+    }
+    assert {row[0] for row in rank_table(folders).rows} == names
+    assert len(rank_table(folders).rows) == 4, "the same study in two places is one"
+    assert {(row[0], row[1]) for row in masked_table(folders).rows} == {(name, name[3:6]) for name in names}
+    drawings = {drawing.name: drawing for drawing in rank_drawings(folders)}
+    for name in names:
+        end, drawn = ("-0.8", "rank") if "tau 0.8" in name else ("-0.9", "rank-masked-input")
+        assert f">{name}<" in drawings[drawn + end].svg or name in drawings[drawn + end].note
+    assert "Masked at the rates named" in drawings["rank-masked-input-0.9"].note
+    assert "15% of the tokens masked" in drawings["rank-masks-0.8"].note
+
+
+def test_models_studied_at_different_rates_say_theirs_and_those_that_see_no_mask_do_not(tmp_path):
+    put(tmp_path / "x", study("runs/x"), study("runs/x/downstream/mnli-e3-lr2e-05-b32-w0.06-s0-ab.model"))
+    put(tmp_path / "y", study("runs/y") | {"rate": 0.5})
+    put(tmp_path / "z", study("runs/z", sees_masks=False) | {"rate": 0.4})
+    folders = read_folders([tmp_path / name for name in "xyz"])
+    assert [row[0] for row in rank_table(folders).rows] == ["x, 15% masked", "y, 50% masked", "z"]
+    assert row_of(rank_table(folders), "x, 15% masked")["MNLI"] == "90 (92)"
+    folders = folders[:1]
+    assert [row[0] for row in rank_table(folders).rows] == ["x"]
+    assert all("15% of the tokens masked." in drawing.note for drawing in rank_drawings(folders)[1:])
+
+
+def test_two_models_of_one_name_are_two(tmp_path):
+    runs = ("a/x", "b/x")
+    for run in runs:
+        (tmp_path / f"{run[0]}.json").write_text(json.dumps(study(f"runs/{run}")))
+    folders = read_folders([tmp_path / "a.json", tmp_path / "b.json"])
+    assert [row[0] for row in rank_table(folders).rows] == ["x, runs/a/x", "x, runs/b/x"]
+
+
+def test_few_vectors_are_hollow_in_figures_and_flagged_in_tables(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "svg", lambda figure: figures.append(figure) or "<svg></svg>")
+    few = study("runs/x")
+    few["layers"][2]["masks"]["few_vectors"] = few["layers"][4]["masks"]["few_vectors"] = True
+    layered = theory("runs/x")
+    layered["layers"][4]["few_vectors"] = True
+    folders = read_folders([put(tmp_path / "x", few, layered), put(tmp_path / "y", study("runs/y"))])
+    drawings = [*rank_drawings(folders), *theory_parts(folders)[:1]]
+    hollow = {drawing.name: [list(line.get_xdata()) for line in figure.axes[0].lines if line.get_linestyle() == "None"]
+              for drawing, figure in zip(drawings, figures, strict=True)}  # fmt: skip
+    assert hollow.pop("rank-masks") == [[2, 4]]
+    assert hollow.pop("outside") == [[4]]
+    assert not any(hollow.values())
+    assert [drawing.name for drawing in drawings if "Hollow: few vectors" in drawing.note] == ["rank-masks", "outside"]
+    for figure in figures:
+        assert ("hollow" in figure.axes[0].get_xlabel()) == any(
+            line.get_linestyle() == "None" for line in figure.axes[0].lines)  # fmt: skip
+        plots.plt.close(figure)
+    table = masked_table(folders)
+    assert row_of(table, "x")["[MASK]"] == "27 (29)*"
+    assert row_of(table, "y")["[MASK]"] == "27 (29)"
+    assert "* Few vectors" in table.note
+    assert "* Few vectors" in theory_parts(folders)[1].note
+    assert "*" not in rank_table(folders).note
+
+
+def test_a_run_has_one_colour_and_marker_in_every_figure_of_a_page(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "svg", lambda figure: figures.append(figure) or "<svg></svg>")
+    names = ["a", "b", "c", "d"]
+    for name in names[:3]:
+        put(write_journal(tmp_path / name), *(point("rte", 0.5, step=step, run=name) for step in (10, 20)))
+    for name in ("c", "d"):
+        put(tmp_path / name, study(f"runs/{name}", sees_masks=name == "d"), theory(f"runs/{name}"))
+    tuned = study("runs/c/downstream/mnli-e3-lr2e-05-b32-w0.06-s0-ab.model", top=40)
+    put(tmp_path / "c", tuned)
+    (tmp_path / "z.json").write_text(json.dumps(study("runs/b")))
+    list(parts(read_folders([tmp_path / "z.json", *(tmp_path / name for name in names)])))
+    looks: dict[str, set[tuple]] = {}
+    dashes = set()
+    for figure in figures:
+        legends = [*figure.legends, *filter(None, [figure.axes[0].get_legend()])]
+        for text, line in ((text, line) for legend in legends for text, line in zip(
+                legend.get_texts(), legend.get_lines(), strict=True)):  # fmt: skip
+            looks.setdefault(text.get_text()[0], set()).add((line.get_color(), line.get_marker()))
+            dashes |= {(text.get_text(), line.get_linestyle())}
+        plots.plt.close(figure)
+    assert sorted(looks) == names
+    assert all(len(each) == 1 for each in looks.values())
+    assert len(set.union(*looks.values())) == 4, "z.json is a study of b"
+    assert len({dash for name, dash in dashes if name in ("c", "c on MNLI")}) == 2
+
+
+def test_theory_at_several_taus_and_rates_is_told_apart(tmp_path):
+    put(tmp_path / "x", theory("runs/x"), theory("runs/x") | {"tau": 0.8}, theory("runs/x") | {"rate": 0.5})
+    *drawings, last, _ = theory_parts(read_folders([tmp_path / "x"]))
+    assert sorted((drawing.name, drawing.note.split(" of the real")[0]) for drawing in drawings) == [
+        ("outside-0.8", "Leading: those that carry 80%"), ("outside-0.9", "Leading: those that carry 90%")]  # fmt: skip
+    assert {row[:3] for row in last.rows} == {("x, 15% masked, tau 0.9", "0.9", "15%"),
+                                              ("x, 15% masked, tau 0.8", "0.8", "15%"),
+                                              ("x, 50% masked, tau 0.9", "0.9", "50%")}  # fmt: skip
+    [both] = [drawing.svg for drawing in drawings if drawing.name == "outside-0.9"]
+    assert ">x, 15% masked, tau 0.9: [MASK]<" in both
+    assert ">x, 50% masked, tau 0.9: [MASK]<" in both
+
+
 def test_theory_where_it_was_measured(tmp_path):
     parts = theory_parts(read_folders([put(tmp_path / "x", theory("runs/x"))]))
     assert [type(part) for part in parts] == [Drawing, Table, Table]
@@ -434,8 +585,13 @@ def test_costs_are_computed_and_published_ones_say_so(tmp_path):
     assert row["card-hours so far (measured)"] == 2.0
     assert row_of(table, "b")["share of MLM's, plain (computed)"] == "100.0%"
     assert "share of RoBERTa's (published)" not in costs_table(runs[1:]).columns
-    broken = RunFolder("c", tmp_path, [{"kind": "start", "run": {"recipe": "of another version"}}])
-    assert costs_table([broken]) is None
+    start, *lines = read_folders([tmp_path / "a"])[0].lines
+    del start["run"]["masking"]["vector"]
+    old = row_of(table := costs_table([*runs, RunFolder("c", tmp_path, [start, *lines])]), "c")
+    assert (old["card-hours so far (measured)"], old["million parameters kept"]) == (2.0, None)
+    assert old["PFLOP so far, plain"] == pytest.approx(1000 * 32 * 128 * 6e6 / 1e15)
+    assert "c (run.masking.vector: found nothing; wanted this field)" in table.note
+    assert costs_table([]) is None
 
 
 def test_runs_that_differ_in_one_field_are_a_trend(tmp_path):

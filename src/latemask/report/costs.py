@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from latemask.config import Run, typed
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
+from latemask.report.flops import plain_flops
 from latemask.report.folders import RunFolder
 from latemask.report.published import compute_share
 from latemask.report.tables import Table, Value
@@ -14,18 +15,22 @@ from latemask.study.cost import cost
 
 
 def costs_table(runs: Sequence[RunFolder]) -> Table | None:
-    """Parameters, FLOPs per token beside MLM's, and card-hours so far; runs whose settings this version cannot read are
-    left out."""
+    """Parameters, FLOPs per token beside MLM's, and card-hours so far; of runs whose settings this version cannot read
+    only what was measured, and the note says what is missing. None without runs."""
     rows: list[tuple[Value, ...]] = []
+    missing = []
     for run in runs:
+        done = run.reached if run.reached["tokens"] else None
+        hours = done["seconds"] * (run.start.get("world") or 1) / 3600 if done else None
         try:
-            of = cost(typed(Run, run.start["run"], "run.json"))
-        except Refusal:
+            of = cost(typed(Run, run.start.get("run"), "run"))
+        except Refusal as refusal:
+            missing.append(f"{run.name} ({refusal.where}: found {refusal.found}; wanted {refusal.wanted})")
+            spent = plain_flops(run.start)(done["tokens"]) if done else 0
+            rows.append((run.name, *[None] * 7, hours, spent / 1e15 or None))
             continue
         published = compute_share(of.run)
-        done = run.reached if run.reached["tokens"] else None
         so_far = flops_per_token(of.run, range(done["step"])).plain if done else 0.0
-        hours = done["seconds"] * run.start.get("world", 1) / 3600 if done else None
         rows.append((
             run.name, of.parameters.kept / 1e6, of.parameters.thrown_away / 1e6, of.plain.total / 1e6,
             of.executed.total / 1e6, f"{of.plain_ratio:.1%}", f"{of.executed_ratio:.1%}",
@@ -40,4 +45,7 @@ def costs_table(runs: Sequence[RunFolder]) -> Table | None:
         note += " Published: 3ML's abstract (78 % base, 68 % large); how that was counted is not known."
     else:
         columns, rows = columns[:7] + columns[8:], [row[:7] + row[8:] for row in rows]
+    if missing:
+        note += (" Nothing is computed for runs whose settings this version cannot read in their journal: "
+                 f"{'; '.join(missing)}.")  # fmt: skip
     return Table("Costs", columns, tuple(rows), note) if rows else None

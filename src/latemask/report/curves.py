@@ -13,6 +13,10 @@ from latemask.training.plateau import NAME
 
 CLOSEST_NATS = 0.25
 """Levels nearer to each other than this are one line of a figure."""
+ROWS_NOTE = (
+    "Where the decoder rewrites whole rows the loss is a mean over all tokens of the row: it does not compare with the "
+    "others, over masked tokens."
+)
 OF_WHAT = {"step": "steps", "seconds": "seconds", "flops": "FLOPs"}
 
 
@@ -20,15 +24,30 @@ def loss_drawings(runs: Sequence[RunFolder]) -> list[Drawing]:
     """Loss against steps, seconds and FLOPs."""
     rates = {run.validation["rate"] for run in runs if run.validation.get("rate")}
     note = "Validated at different masking rates: these losses do not compare." if len(rates) > 1 else ""
-    journals = {run.name: run.lines for run in runs}
-    levels = [run.unigram_loss for run in runs if run.unigram_loss is not None]
+    if len({run.rewrites for run in runs}) > 1:
+        note = f"{note} {ROWS_NOTE}".strip()
+    journals, looks = {run.name: run.lines for run in runs}, {run.name: run.look for run in runs}
+    rewriting = [run.name for run in runs if run.rewrites]
+    levels = levels_of(runs)
     drawings = []
     for against in get_args(plots.Against):
-        figure = plots.losses(journals, against)
-        for level in apart(levels):
-            plots.level(figure, level, NAME)
+        figure = plots.losses(journals, against, looks, rewriting)
+        for level, name in levels.items():
+            plots.level(figure, level, name)
         drawings.append(Drawing(against, f"Loss against {OF_WHAT[against]}", plots.svg(figure), note))
     return drawings
+
+
+def levels_of(runs: Sequence[RunFolder]) -> dict[float, str]:
+    """The losses of word frequencies alone that a figure can show apart, and their names: where losses of both kinds
+    stand in it, those of whole rows say so."""
+    kinds = {run.rewrites: [one.unigram_loss for one in runs if one.rewrites == run.rewrites] for run in runs}
+    found: dict[float, str] = {}
+    for rewrites in sorted(kinds):
+        name = f"{NAME} (per token of the row)" if rewrites and len(kinds) > 1 else NAME
+        levels = apart([level for level in kinds[rewrites] if level is not None])
+        found |= {level: name for level in levels if all(abs(level - other) > CLOSEST_NATS for other in found)}
+    return found
 
 
 def apart(levels: Sequence[float]) -> list[float]:
@@ -75,6 +94,7 @@ def _against(task: str, by_run: dict[str, list[Entry]], across: str) -> Drawing 
     if any(DEGENERATE in entry.marks for found in by_run.values() for entry in found):
         note += f" {DEGENERATE} Some of these fine-tunings failed: see the tables."
     title = f"{some.title}{f' {SUBSET}' if marked else ''} of checkpoints against {OF_WHAT[across]}"
-    figure = plots.lines(series, axis, f"{some.title}, {some.metric}")
+    looks = {name: by_run[name][0].folder.look for name in series}
+    figure = plots.lines(series, axis, f"{some.title}, {some.metric}", looks=looks)
     figure.axes[0].set_xlim(left=0)
     return Drawing(f"checkpoints-{anchor(task)}-{across}", title, plots.svg(figure), note.strip())

@@ -7,6 +7,7 @@ vary.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from latemask.errors import Refusal
 from latemask.fields import dotted
 from latemask.report.checked import FORMS, check
 from latemask.report.flops import plain_flops
+from latemask.report.looks import MOST_RUNS, Look
 from latemask.training import journal
 from latemask.training.plateau import is_no_better
 
@@ -37,6 +39,12 @@ class RunFolder:
     results: list[dict[str, Any]] = field(default_factory=list)
     varied: tuple[str, ...] = ()
     """The fields that the sweep which this run is part of varies."""
+    number: int = 0
+    """Its place on the page: what figures choose its colour and marker by."""
+
+    @property
+    def look(self) -> Look:
+        return Look(self.number)
 
     def last(self, kind: str) -> dict[str, Any]:
         """The last line of a kind; empty where there is none."""
@@ -97,6 +105,16 @@ class RunFolder:
         return last if last.get("step") or not self.reached["step"] else {}
 
     @property
+    def rewrites(self) -> bool:
+        """Whether its losses are means over whole rows, which its decoder rewrites, and not over masked tokens."""
+        return bool(self.fields.get("decoder.rewrites"))
+
+    @property
+    def name_by_loss(self) -> str:
+        """Its name where losses of both kinds stand side by side."""
+        return f"{self.name} (per token of the row)" if self.rewrites else self.name
+
+    @property
     def unigram_loss(self) -> float | None:
         """The loss of word frequencies alone on the validation's tokens; None where the journal does not say it."""
         told = (line["unigram_loss"] for line in reversed(self.lines) if line.get("unigram_loss") is not None)
@@ -129,7 +147,11 @@ def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
     problems = [problem for problem in problems if not _is_empty(Path(problem.where))]
     for problem in problems:
         console.warn(f"left out: {problem}")
-    return folders
+    # Where there are more than looks, those of which most is drawn come first.
+    order = sorted(range(len(folders)), key=lambda place: -len({one["kind"] for one in folders[place].results}))
+    numbers = order if len(folders) > MOST_RUNS else range(len(folders))
+    of = {place: number for number, place in enumerate(numbers)}
+    return [dataclasses.replace(folder, number=of[place]) for place, folder in enumerate(folders)]
 
 
 def _is_empty(folder: Path) -> bool:

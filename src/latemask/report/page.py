@@ -100,7 +100,7 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
     yield from curves.checkpoint_drawings(folders)
     yield from filter(None, [downstream.tasks_table(folders), downstream.pairs_table(folders),
                              downstream.masked_loss_table(folders), downstream.similarity_table(folders)])  # fmt: skip
-    yield from filter(None, [rank.rank_table(folders)])
+    yield from filter(None, [rank.rank_table(folders), rank.masked_table(folders)])
     yield from rank.rank_drawings(folders)
     yield from rank.theory_parts(folders)
     yield from filter(None, [costs.costs_table(journals)])

@@ -1,7 +1,6 @@
 """Figures from plain numbers: journals, studies and tables as JSON has them. Never torch.
 
-A series is told apart thrice, by colour (Okabe and Ito's, which colour-blind people can tell apart), by dash and by
-marker, so that a figure also reads in grey print. Text stays text in the SVG.
+A series is told apart by colour, dash and marker (``looks``). Text stays text in the SVG.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import io
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,11 +22,12 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from latemask.report.flops import plain_flops
+from latemask.report.looks import COLOURS, DASHES, MARKERS, Look
+from latemask.training.journal import PER_MASKED, PER_TOKEN
 from latemask.writing import write_whole
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#8C8C00")
-DASHES = ("-", "--", "-.", ":")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+__all__ = ["COLOURS", "DASHES", "MARKERS"]
+
 STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -47,36 +47,49 @@ INCHES_PER_CHARACTER, INCHES_PER_LINE = 0.075, 0.18
 
 Point = tuple[float, float]
 Against = Literal["step", "seconds", "flops"]
+
 AXIS = {"step": "steps", "seconds": "seconds of training", "flops": "FLOPs (plain objective)"}
 
 
 def lines(
-    series: Mapping[str, Sequence[Point]], across: str, up: str, title: str = "", *, log_x: bool = False
+    series: Mapping[str, Sequence[Point]],
+    across: str,
+    up: str,
+    title: str = "",
+    *,
+    log_x: bool = False,
+    looks: Mapping[str, Look] | None = None,
+    hollow: Mapping[str, Collection[float]] | None = None,
 ) -> Figure:
-    """One line for each named series of (x, y) points, in the order given."""
+    """One line for each named series of (x, y) points, in the order given.
+
+    ``looks``: by name; by default each has its place. ``hollow``: the x of each where the marker is an empty one.
+    """
+    looks = looks or {name: Look(number) for number, name in enumerate(series)}
+    told = [name for name in series if looks[name].is_told_apart]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=SIZE_INCHES, layout="constrained")
-        drawn = [_draw(axes, number, points) for number, points in enumerate(series.values())]
+        drawn = {
+            name: _draw(axes, looks[name], points, (hollow or {}).get(name, ())) for name, points in series.items()
+        }
         axes.set(xlabel=across, ylabel=up, title=title)
         if log_x:
             axes.set_xscale("log")
+        entries = {name: drawn[name] for name in told}
+        if rest := [name for name in series if name not in told]:
+            entries[f"{len(rest)} more, thin and grey"] = drawn[rest[0]]
         if len(series) > 1:
-            _legend(figure, axes, drawn, list(series))
+            _legend(figure, axes, list(entries.values()), list(entries))
     return figure
 
 
-def _draw(axes: Axes, number: int, points: Sequence[Point]) -> Line2D:
-    """A series in looks of its own: of 64 in a row no two are alike."""
+def _draw(axes: Axes, look: Look, points: Sequence[Point], hollow: Collection[float]) -> Line2D:
     xs, ys = zip(*points, strict=True) if points else ((), ())
-    again = number // len(COLOURS)
-    [line] = axes.plot(
-        xs,
-        ys,
-        color=COLOURS[number % len(COLOURS)],
-        linestyle=DASHES[(number + again) % len(DASHES)],
-        marker=MARKERS[(number + again) % len(MARKERS)],
-        markevery=max(1, len(points) // 12),
-    )
+    [line] = axes.plot(xs, ys, **look.style, markevery=max(1, len(points) // 12))
+    if empty := [point for point in points if point[0] in hollow]:
+        marker = look.style.get("marker", "o")
+        axes.plot(*zip(*empty, strict=True), linestyle="none", marker=marker, markersize=5, color=line.get_color(),
+                  markerfacecolor="white", zorder=line.get_zorder() + 1)  # fmt: skip
     return line
 
 
@@ -100,18 +113,27 @@ def _shortened(name: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST // 2]}…{name[1 - LONGEST // 2 :]}"
 
 
-def losses(journals: Mapping[str, Sequence[Mapping[str, Any]]], against: Against = "step") -> Figure:
+def losses(
+    journals: Mapping[str, Sequence[Mapping[str, Any]]],
+    against: Against = "step",
+    looks: Mapping[str, Look] | None = None,
+    rewriting: Collection[str] = (),
+) -> Figure:
     """Validation loss of each run (where it validated once or never: training loss, and its name says so), from the
-    lines of its journal."""
-    series, kinds = {}, set()
-    for name, journal in journals.items():
-        kind = _kind_of_loss(journal)
-        kinds.add(kind)
-        series[name if kind == "validation" else f"{name} (training)"] = loss_points(journal, against)
-    up = "loss" if len(kinds) > 1 else f"{kinds.pop()} loss" if kinds else "loss"
-    if up == "train loss":
-        series, up = dict(zip(journals, series.values(), strict=True)), "training loss"
-    figure = lines(series, AXIS[against], f"{up}, nats per masked token")
+    lines of its journal. ``rewriting``: names of those whose loss is a mean over whole rows."""
+    kinds = {name: _kind_of_loss(journal) for name, journal in journals.items()}
+    are_mixed, units = len(set(kinds.values())) > 1, {name in rewriting for name in journals}
+    names = {
+        name: name
+        + (" (training)" if are_mixed and kind == "train" else "")
+        + (" (per token of the row)" if len(units) > 1 and name in rewriting else "")
+        for name, kind in kinds.items()
+    }
+    up = "loss" if are_mixed or not kinds else "training loss" if "train" in kinds.values() else "validation loss"
+    unit = PER_MASKED if True not in units else PER_TOKEN if False not in units else "nats"
+    series = {names[name]: loss_points(journal, against) for name, journal in journals.items()}
+    shown = {names[name]: look for name, look in looks.items()} if looks else None
+    figure = lines(series, AXIS[against], f"{up}, {unit}", looks=shown)
     if against == "flops":
         figure.axes[0].set_xlim(left=0)
     return figure
@@ -163,36 +185,32 @@ RANK_NAMES = {
 
 def rank_by_layer(studies: Sequence[Mapping[str, Any]]) -> Figure:
     """MAE-LM Figure 1(a): effective rank at each layer, from the JSON of ``latemask rank``."""
-    series = {
-        _named(study, label, studies): _ranks(study, key)
-        for study in studies
-        for key, label in RANK_NAMES.items()
-        if _ranks(study, key)
-    }
-    return _by_layer(series, studies)
+    return _by_layer([(_named(study, label, studies), study, key) for study in studies
+                      for key, label in RANK_NAMES.items()])  # fmt: skip
 
 
 def mask_rank_by_layer(studies: Sequence[Mapping[str, Any]]) -> Figure:
     """MAE-LM Figure 1(b): effective rank of the [MASK] representations at each layer."""
-    return _by_layer({_named(study, "[MASK]", studies): _ranks(study, "masks") for study in studies
-                      if _ranks(study, "masks")}, studies)  # fmt: skip
+    return _by_layer([(_named(study, "[MASK]", studies), study, "masks") for study in studies],
+                     [study.get("look") for study in studies])  # fmt: skip
 
 
 def ranks_of_set(studies: Sequence[Mapping[str, Any]], key: str) -> Figure:
     """Effective rank at each layer of one set of vectors (a key of ``RANK_NAMES``): a line for each study that has it;
-    the studies have a ``name``."""
-    return _by_layer({study["name"]: _ranks(study, key) for study in studies if _ranks(study, key)}, studies)
+    the studies have a ``name``, and may have a ``look``."""
+    return _by_layer([(study["name"], study, key) for study in studies], [study.get("look") for study in studies])
 
 
 def outside_energy_by_layer(theories: Sequence[Mapping[str, Any]]) -> Figure:
     """Share of the [MASK] representations' energy outside the leading directions of the real ones, from the JSON of
-    ``latemask theory``; for the real ones themselves it is 1 - tau by construction."""
-    series = {
-        _named(theory, "[MASK]", theories): [(layer["layer"], layer["masks_outside"]) for layer in theory["layers"]
-                                             if layer["masks_outside"] is not None]
-        for theory in theories
-    }  # fmt: skip
-    figure = lines(series, "layer", "share of energy outside")
+    ``latemask theory`` of one tau; for the real ones themselves it is 1 - tau by construction."""
+    named = {_named(theory, "[MASK]", theories): theory for theory in theories}
+    series = {name: [(layer["layer"], layer["masks_outside"]) for layer in theory["layers"]
+                     if layer["masks_outside"] is not None] for name, theory in named.items()}  # fmt: skip
+    hollow = {name: [layer["layer"] for layer in theory["layers"] if layer["few_vectors"]]
+              for name, theory in named.items()}  # fmt: skip
+    looks = _looks(list(named), [theory.get("look") for theory in theories])
+    figure = lines(series, _layers(hollow), "share of energy outside", looks=looks, hollow=hollow)
     with plt.rc_context(STYLE):
         axes = figure.axes[0]
         level = 1 - theories[0]["tau"]
@@ -216,15 +234,29 @@ def trend(
     return figure
 
 
-def _by_layer(series: Mapping[str, Sequence[Point]], studies: Sequence[Mapping[str, Any]]) -> Figure:
-    figure = lines(series, "layer", f"effective rank (tau {studies[0]['tau']:g})")
+def _by_layer(found: Sequence[tuple[str, Mapping[str, Any], str]], looks: Sequence[Look | None] = ()) -> Figure:
+    """(name, study, set) each a line, where the study has the set."""
+    series = {name: [(layer["layer"], layer[key]["rank"]) for layer in study["layers"] if layer[key]]
+              for name, study, key in found}  # fmt: skip
+    hollow = {name: [layer["layer"] for layer in study["layers"] if layer[key] and layer[key]["few_vectors"]]
+              for name, study, key in found}  # fmt: skip
+    chosen = _looks(list(series), looks)
+    series = {name: points for name, points in series.items() if points}
+    up = f"effective rank (tau {found[0][1]['tau']:g})"
+    figure = lines(series, _layers(hollow), up, looks=chosen, hollow=hollow)
     figure.axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
     figure.axes[0].set_ylim(bottom=0)
     return figure
 
 
-def _ranks(study: Mapping[str, Any], key: str) -> list[Point]:
-    return [(layer["layer"], layer[key]["rank"]) for layer in study["layers"] if layer[key]]
+def _looks(names: Sequence[str], looks: Sequence[Look | None]) -> dict[str, Look] | None:
+    """By name; None where not every one is given."""
+    known = [look for look in looks if look is not None]
+    return dict(zip(names, known, strict=True)) if len(known) == len(names) else None
+
+
+def _layers(hollow: Mapping[str, Collection[float]]) -> str:
+    return "layer (hollow: few vectors)" if any(hollow.values()) else "layer"
 
 
 def _named(study: Mapping[str, Any], label: str, studies: Sequence[Mapping[str, Any]]) -> str:

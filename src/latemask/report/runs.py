@@ -7,16 +7,21 @@ from collections.abc import Sequence
 
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Table, Value, crossed
+from latemask.training.journal import PER_MASKED, PER_TOKEN
 
 
 def runs_table(runs: Sequence[RunFolder]) -> Table:
     """One row a run: what it was, where it stands, how fast it went."""
     columns = ("run", "recipe", "masked", "steps", "million tokens", "seconds", "validation loss", "at step",
                "at rate", "tokens/s", "MFU", "card")  # fmt: skip
-    note = "Loss: nats per masked token on held-out text. Speed and MFU: medians over the journal's lines."
+    note = f"Loss: {units(runs)} on held-out text. Speed and MFU: medians over the journal's lines."
     if len({run.validation["rate"] for run in runs if run.validation.get("rate")}) > 1:
         note += " These runs were validated at different masking rates, so their losses do not compare."
     rows = list(map(_row, runs))
+    if any(run.rewrites for run in runs):
+        columns = (*columns, "loss per")
+        rows = [(*row, "token of the row" if run.rewrites else "masked token")
+                for row, run in zip(rows, runs, strict=True)]  # fmt: skip
     if any(run.knows_frequencies_only for run in runs):
         columns = (*columns, "learned")
         rows = [(*row, "word frequencies only" if run.knows_frequencies_only else "")
@@ -26,7 +31,7 @@ def runs_table(runs: Sequence[RunFolder]) -> Table:
 
 def _row(run: RunFolder) -> tuple[Value, ...]:
     facts, reached, valid = run.start, run.reached, run.validation
-    world, card = facts.get("world", 1), facts.get("card")
+    world, card = facts.get("world") or 1, facts.get("card")
     return (
         run.name, run.fields.get("recipe"), _share(run.fields.get("masking.rate")), reached["step"],
         reached["tokens"] / 1e6, float(reached["seconds"]), valid.get("loss"), valid.get("step"),
@@ -42,6 +47,15 @@ def _share(value: float | None) -> str | None:
 def _median(run: RunFolder, name: str) -> float | None:
     values = [line[name] for line in run.training if line.get(name) is not None]
     return float(statistics.median(values)) if values else None
+
+
+def units(runs: Sequence[RunFolder]) -> str:
+    """What the losses of these runs are counted in."""
+    if not any(run.rewrites for run in runs):
+        return PER_MASKED
+    if all(run.rewrites for run in runs):
+        return PER_TOKEN
+    return f"{PER_MASKED}; {PER_TOKEN} where the decoder rewrites whole rows, which does not compare with the others"
 
 
 def differing(runs: Sequence[RunFolder]) -> list[str]:
@@ -72,10 +86,11 @@ def _text(value: object) -> str:
 
 def sources_table(runs: Sequence[RunFolder]) -> Table | None:
     """Last validation loss by source of the text; None where the text names none."""
-    losses = [run.validation.get("by_source", {}) for run in runs]
+    losses = [run.validation.get("by_source") or {} for run in runs]
     names = sorted({name for by_source in losses for name in by_source})
-    note = "Nats per masked token at the last validation."
-    return crossed("Validation by source", ("source", "run"), names, [run.name for run in runs],
+    unit = units(runs)
+    note = f"{unit[0].upper()}{unit[1:]}, at the last validation."
+    return crossed("Validation by source", ("source", "run"), names, [run.name_by_loss for run in runs],
                    lambda row, column: losses[column].get(names[row]), note) if names else None  # fmt: skip
 
 

@@ -12,9 +12,12 @@ from latemask.report.downstream import DEGENERATE, SUBSET, entries
 from latemask.report.folders import RunFolder
 from latemask.report.runs import differing, setting
 from latemask.report.tables import Drawing, Table, Value, anchor
+from latemask.training.journal import PER_MASKED, PER_TOKEN
 
 SEEDS = ("training.seed", "training.data_seed")
-LOSS = "validation loss"
+LOSS, LOSS_OF_ROWS = "validation loss", "validation loss per token of the row"
+LOSSES = {LOSS: f"{LOSS}, {PER_MASKED}", LOSS_OF_ROWS: f"{LOSS}, {PER_TOKEN}"}
+"""Two measures that do not compare, and what an axis says of each; the second is that of decoders that rewrite rows."""
 
 
 def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFolder]]]:
@@ -43,7 +46,7 @@ def measures(run: RunFolder) -> dict[str, Measure]:
     its newest checkpoint that has the score."""
     found: dict[str, Measure] = {}
     if run.validation:
-        found[LOSS] = Measure(run.validation["loss"])
+        found[LOSS_OF_ROWS if run.rewrites else LOSS] = Measure(run.validation["loss"])
     newest: dict[str, Any] = {}
     for entry in sorted(entries([run]), key=lambda entry: entry.step or 0):
         newest[entry.task] = entry
@@ -67,7 +70,7 @@ def _marked(name: str, marks: Collection[str]) -> str:
 
 def _comparable(run: RunFolder) -> dict[str, Measure]:
     """The measures without the loss of a run that has not ended: it would be one of fewer steps."""
-    return {name: value for name, value in measures(run).items() if run.has_ended or name != LOSS}
+    return {name: value for name, value in measures(run).items() if run.has_ended or name not in LOSSES}
 
 
 def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Drawing]:
@@ -95,8 +98,7 @@ def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Dra
         if len({x for at in points.values() for x in at}) < 2:
             continue
         medians = {series: [(x, statistics.median(ys)) for x, ys in at.items()] for series, at in points.items()}
-        is_loss = name == LOSS
-        up = f"{name}, nats per masked token" if is_loss else name
+        is_loss = name in LOSSES
         note = (
             "Validated at different masking rates: these losses do not compare." if is_loss and len(rates) > 1 else ""
         )
@@ -109,7 +111,7 @@ def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Dra
         if any(len(ys) > 1 for at in points.values() for ys in at.values()):
             note = f"{note} Medians over runs of the same settings.".strip()
         title = f"{name[0].upper()}{name[1:]} against {first}"
-        drawn = plots.svg(plots.trend(medians, first, up, None if are_numbers else categories))
+        drawn = plots.svg(plots.trend(medians, first, LOSSES.get(name, name), None if are_numbers else categories))
         drawings.append(Drawing(f"trend-{anchor(first)}-{anchor(name)}", title, drawn, note))
     return drawings
 
@@ -128,4 +130,4 @@ def _measure(name: str, found: Mapping[str, Measure]) -> Value:
     if name not in found:
         return None
     value, mark = found[name]
-    return f"{value:.4f}" if name == LOSS else f"{value:.1f} {mark}".rstrip()
+    return f"{value:.4f}" if name in LOSSES else f"{value:.1f} {mark}".rstrip()
