@@ -160,9 +160,12 @@ def test_a_run_without_validation_shows_its_training_loss_under_that_name(tmp_pa
     run_report(ReportOptions((str(tmp_path / "b"),), tmp_path / "b.html"))
 
 
-def with_frequencies(folder: Path, unigram_loss: float) -> Path:
-    """The same run, with a journal that says the loss of word frequencies."""
+def with_frequencies(folder: Path, unigram_loss: float, stood_still: bool = False) -> Path:
+    """The same run, with a journal that says the loss of word frequencies, and whether the run stood still there."""
     start, *lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    lines = [line | {"word_frequencies_only": stood_still} if line["kind"] == "end" else line for line in lines]
+    if stood_still:
+        lines.insert(-1, {"kind": "plateau", "step": lines[-1]["step"], "loss": 5.25, "unigram_loss": unigram_loss})
     return write_lines(folder, [start | {"unigram_loss": unigram_loss}, *lines])
 
 
@@ -173,13 +176,17 @@ def test_runs_no_better_than_word_frequencies_are_marked_and_their_level_is_draw
     monkeypatch.setattr(plots, "svg", lambda figure: drawn.append(figure) or "<svg></svg>")
     loss_drawings(read_folders([old]))
     assert [len(figure.axes[0].texts) for figure in drawn] == [0, 0, 0]
-    dead = with_frequencies(write_journal(tmp_path / "dead"), 5.27)
-    alive = with_frequencies(write_journal(tmp_path / "alive"), 5.31)
+    dead = with_frequencies(write_journal(tmp_path / "dead"), 5.27, stood_still=True)
+    warming_up = with_frequencies(write_journal(tmp_path / "warming-up"), 5.27)
+    got_away = with_frequencies(write_journal(tmp_path / "got-away"), 5.31, stood_still=True)
     other = with_frequencies(write_journal(tmp_path / "other"), 7.0)
-    runs = read_folders([dead, alive, old, other])
+    worse = with_frequencies(write_journal(tmp_path / "worse"), 4.7, stood_still=True)
+    marks = runs_table(read_folders([dead, warming_up, got_away, old, other, worse]))
+    wanted = {"dead": "word frequencies only", "warming-up": "", "got-away": "", "old": "", "other": "",
+              "worse": "less than word frequencies"}  # fmt: skip
+    assert {name: row_of(marks, name)["learned"] for name in wanted} == wanted
+    runs = read_folders([dead, got_away, old, other])
     table = runs_table(runs)
-    assert [row_of(table, name)["learned"] for name in ("dead", "alive", "old", "other")] == [
-        "word frequencies only", "", "", ""]  # fmt: skip
     assert row_of(table, "dead")["validation loss"] == 5.25
     loss_drawings(runs)
     for figure in drawn[3:]:

@@ -23,7 +23,7 @@ from latemask.report.checked import FORMS, check
 from latemask.report.flops import plain_flops
 from latemask.report.looks import MOST_RUNS, Look
 from latemask.training import journal
-from latemask.training.plateau import is_no_better
+from latemask.training.plateau import FAR_NATS, is_no_better
 
 JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
 KINDS = tuple(FORMS)
@@ -121,9 +121,13 @@ class RunFolder:
         return next(told, None)
 
     @property
-    def knows_frequencies_only(self) -> bool:
-        """Whether the last validation of trained weights was no better than that."""
-        return bool(self.validation.get("step")) and is_no_better(self.validation["loss"], self.unigram_loss)
+    def learned(self) -> str:
+        """What the run had not got beyond after its warm-up, where its journal says that it stood still; else empty."""
+        is_told = any(line["kind"] == "plateau" or line.get("word_frequencies_only") for line in self.lines)
+        loss, alone = self.validation.get("loss"), self.unigram_loss
+        if not is_told or loss is None or alone is None or not is_no_better(loss, alone):
+            return ""
+        return "word frequencies only" if loss <= alone + FAR_NATS else "less than word frequencies"
 
 
 def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:

@@ -22,10 +22,9 @@ def runs_table(runs: Sequence[RunFolder]) -> Table:
         columns = (*columns, "loss per")
         rows = [(*row, "token of the row" if run.rewrites else "masked token")
                 for row, run in zip(rows, runs, strict=True)]  # fmt: skip
-    if any(run.knows_frequencies_only for run in runs):
+    if any(run.learned for run in runs):
         columns = (*columns, "learned")
-        rows = [(*row, "word frequencies only" if run.knows_frequencies_only else "")
-                for row, run in zip(rows, runs, strict=True)]  # fmt: skip
+        rows = [(*row, run.learned) for row, run in zip(rows, runs, strict=True)]
     return Table("Runs", columns, tuple(rows), note)
 
 
