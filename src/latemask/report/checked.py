@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from latemask.downstream.tasks import SQUAD
 from latemask.errors import Refusal
@@ -102,17 +102,17 @@ def _check(file: Path, where: str, value: Any, form: Any) -> None:
             _check(file, where, value, form.form)
         case Each():
             if not isinstance(value, dict) or not (value or form.may_be_empty):
-                raise _refusal(file, where, value, "an object with something in it")
+                _refuse(file, where, value, "an object with something in it")
             for name, item in value.items():
                 _check(file, _inside(where, name), item, form.form)
         case ListOf():
             if not isinstance(value, list) or not value:
-                raise _refusal(file, where, value, "a list with something in it")
+                _refuse(file, where, value, "a list with something in it")
             for number, item in enumerate(value):
                 _check(file, f"{where}[{number}]", item, form.form)
         case dict():
             if not isinstance(value, dict):
-                raise _refusal(file, where, value, "an object")
+                _refuse(file, where, value, "an object")
             for name, inner in form.items():
                 if name not in value and not isinstance(inner, IfThere):
                     raise Refusal(file, f"no {_inside(where, name)}", "this field", "Make the result anew")
@@ -120,12 +120,12 @@ def _check(file: Path, where: str, value: Any, form: Any) -> None:
                     _check(file, _inside(where, name), value[name], inner)
         case _:
             if not isinstance(value, form) or (isinstance(value, bool) and form != FLAG):
-                raise _refusal(file, where, value, NAMES[form])
+                _refuse(file, where, value, NAMES[form])
 
 
 def _inside(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _refusal(file: Path, where: str, value: Any, wanted: str) -> Refusal:
-    return Refusal(file, f"{where}, which is {json.dumps(value)[:60]}", wanted, "Make the result anew")
+def _refuse(file: Path, where: str, value: Any, wanted: str) -> NoReturn:
+    raise Refusal(file, f"{where}, which is {json.dumps(value)[:60]}", wanted, "Make the result anew")
