@@ -20,7 +20,6 @@ import os
 import queue
 import shlex
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
@@ -33,6 +32,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import tyro
+from children import ended, said
 
 import latemask
 from latemask import console
@@ -182,7 +182,7 @@ class Cards:
             except subprocess.TimeoutExpired:
                 was_stopped = True
             finally:
-                status = _ended(process)
+                status = ended(process, PATIENCE_SECONDS)
         for step in run.glob("step-*"):
             shutil.rmtree(step)
         lines = journal.read(run / "journal.jsonl") if (run / "journal.jsonl").exists() else []
@@ -194,19 +194,7 @@ class Cards:
         elif has_points and (status == 0 or was_stopped):
             self.found[variant] = measured(lines) | {"seconds": seconds, "was_stopped": was_stopped}
         else:
-            last = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-            self.failed[variant] = "\n".join([f"exit status {status}", *last])
-
-
-def _ended(process: subprocess.Popen[bytes]) -> int:
-    """The exit status; one that still runs is told to stop, and killed where it does not."""
-    if process.poll() is None:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(PATIENCE_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-    return process.wait()
+            self.failed[variant] = "\n".join([f"exit status {status}", *said(log).splitlines()[-LAST_LINES:]])
 
 
 def measured(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -25,11 +25,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import tyro
+from children import ended, said
 from torch.cuda import nccl
 
 from latemask import console
@@ -137,10 +139,10 @@ def ran(command: Sequence[str], log: Path, most_seconds: float) -> str:
         except subprocess.TimeoutExpired:
             reason = f"not done after {most_seconds:.0f} s"
         finally:
-            _end(process)
+            ended(process, PATIENCE_SECONDS, partial(_kill_group, process))
     if not reason:
         return ""
-    return "\n".join([reason, *last_words(log.read_text(encoding="utf-8", errors="replace"))])
+    return "\n".join([reason, *last_words(said(log))])
 
 
 def last_words(log: str) -> list[str]:
@@ -150,17 +152,10 @@ def last_words(log: str) -> list[str]:
     return (own or lines)[-LAST_LINES:]
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """torchrun ends its own processes when told; where it does not, its whole group is killed."""
-    if process.poll() is not None:
-        return
-    process.terminate()
-    try:
-        process.wait(PATIENCE_SECONDS)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    """torchrun ends its own processes when told; where it does not, all of them are killed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def measured(lines: Sequence[Mapping[str, Any]], trial: Trial, options: Options) -> dict[str, Any]:

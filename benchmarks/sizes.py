@@ -31,7 +31,7 @@ from latemask.cards import card_of_device
 from latemask.config import replace
 from latemask.errors import Refusal
 from latemask.recipes import recipe
-from latemask.report import plots
+from latemask.report import looks, plots
 from latemask.training.distributed import pick_device
 from latemask.writing import write_json
 
@@ -139,8 +139,8 @@ def figure(entries: Sequence[dict[str, Any]], options: Options) -> Figure:
             for number, system in enumerate(SYSTEMS):
                 shown = [one for one in entries if one["system"] == system and _is_on(one, across, options)]
                 shown.sort(key=lambda one: one[across])
-                xs, look = [one[across] for one in shown], {"color": plots.COLOURS[number]}
-                dashes, marker = plots.DASHES[number], plots.MARKERS[number]
+                xs, look = [one[across] for one in shown], {"color": looks.COLOURS[number]}
+                dashes, marker = looks.PLAIN_DASHES[number], looks.MARKERS[number]
                 axes.plot(xs, [one["time_ratio"] for one in shown], dashes + marker, label=NAMES[system], **look)
                 axes.plot(xs, [one["flops_ratio"] for one in shown], ":", linewidth=1, **look)
             axes.plot([], [], ":", color="#555555", linewidth=1, label="its FLOPs")

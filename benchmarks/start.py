@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from children import said
 
 from latemask import console
 from latemask.errors import Refusal
@@ -89,8 +90,7 @@ def measured(command: Sequence[str], run: Path, environment: Mapping[str, str], 
         ended = time.perf_counter() - begun
     if is_late or process.returncode or "train" not in seen:
         found = f"nothing after {ended:.0f} s" if is_late else f"exit status {process.returncode}"
-        text = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LAST_LINES:]
-        raise Refusal(log, "; ".join([found, *text]), "a trained step")
+        raise Refusal(log, "; ".join([found, *said(log).splitlines()[-LAST_LINES:]]), "a trained step")
     return {"seconds": seen["train"], "to": seen, "parts": parts_of(seen), "process_seconds": ended}
 
 

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+sys.path.append(str(BENCHMARKS))  # a program takes from files beside it
+
 
 def load(name: str) -> ModuleType:
     """The program ``benchmarks/NAME.py``."""
-    place = Path(__file__).parent.parent / "benchmarks" / f"{name}.py"
+    place = BENCHMARKS / f"{name}.py"
     spec = importlib.util.spec_from_file_location(name, place)
     assert spec is not None
     assert spec.loader is not None

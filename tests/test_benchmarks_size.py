@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from training_support import write_store
 
-sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))  # soak.py takes disk.py from beside itself
 idle, memory, sizes, soak = (load(name) for name in ("idle", "memory", "sizes", "soak"))
 GB = 10**9
 

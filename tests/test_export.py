@@ -424,7 +424,9 @@ def test_the_card_of_a_stopped_run_says_what_was_trained_after_the_last_train_li
     assert (told["input tokens seen"], told["training time"]) == ("552", "1.00 h")
     assert told["validation loss"] == "not validated after step 0"
     untrained = dict(numbers(tmp_path / "step-0000000", recipe("mlm_tiny")))
-    assert untrained["validation loss"].startswith("8.3000 ")
+    assert untrained["validation loss"].startswith("8.3000 nats per masked token ")
+    rewriting = dict(numbers(tmp_path / "step-0000000", recipe("decoder_causal_cross_tiny")))
+    assert rewriting["validation loss"].startswith("8.3000 nats per token of the row ")
 
 
 def test_a_journal_line_made_by_hand_is_named_by_the_card(tmp_path):

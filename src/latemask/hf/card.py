@@ -61,7 +61,7 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
             return [*rows, ("validation loss", "not validated after step 0")]
         rate = f"masking rate {last['rate']:g}, " if isinstance(last.get("rate"), int | float) else ""
         about = f"{rate}step {last['step']:,}"
-        loss = "not finite" if last["loss"] is None else f"{last['loss']:.4f} nats per masked token"
+        loss = "not finite" if last["loss"] is None else f"{last['loss']:.4f} {journal.loss_unit(run.rewrites)}"
         rows.append(("validation loss", f"{loss} ({about})"))
     return rows
 

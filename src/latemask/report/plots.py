@@ -22,11 +22,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from latemask.report.flops import plain_flops
-from latemask.report.looks import COLOURS, DASHES, MARKERS, Look
+from latemask.report.looks import Look
 from latemask.training.journal import PER_MASKED, PER_TOKEN
 from latemask.writing import write_whole
-
-__all__ = ["COLOURS", "DASHES", "MARKERS"]
 
 STYLE: Any = {
     "font.size": 9,

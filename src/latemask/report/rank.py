@@ -33,6 +33,7 @@ FIGURE_NOTES = {
 
 
 FEW = "few vectors: the number of directions is more than a tenth of theirs, and more tokens would show more of them"
+STARRED = f" * {FEW[0].upper()}{FEW[1:]}."
 TOLD_APART_BY: dict[str, Callable[[Any], str]] = {
     "rate": lambda value: f"{100 * value:.4g}% masked",
     "tau": lambda value: f"tau {value:g}",
@@ -166,11 +167,11 @@ def rank_table(folders: Sequence[RunFolder]) -> Table | None:
     tasks = [task for task in ORDER if task in on] + sorted(on - set(ORDER))
     rows: dict[tuple[Any, ...], dict[str, str]] = {}
     for study in found:
-        clean = _last(study, "clean_input")
+        clean = _rank(_last(study, "clean_input"))
         if clean is None:
             continue
         key = (study["name"], study["width"], study["tau"], study["specials"])
-        rows.setdefault(key, {})[study["on"]] = _rank(clean)
+        rows.setdefault(key, {})[study["on"]] = clean
     cells: list[tuple[Value, ...]] = [
         (name, *(by_task.get(task) for task in tasks), width, f"{tau:g}", specials)
         for (name, width, tau, specials), by_task in rows.items()
@@ -180,7 +181,7 @@ def rank_table(folders: Sequence[RunFolder]) -> Table | None:
                   for name, numbers in TABLE_3.items()]  # fmt: skip
     note = "Vectors of real tokens on clean text (MAE-LM Table 3), uncentred as in the paper (centred in brackets)."
     if any("*" in cell for row in rows.values() for cell in row.values()):
-        note += f" * {FEW[0].upper()}{FEW[1:]}."
+        note += STARRED
     columns = ("model", *(_title(task) for task in tasks), "dimensions", "tau", "special tokens")
     return Table("Effective rank of the last layer", columns, tuple(cells), note)
 
@@ -188,21 +189,17 @@ def rank_table(folders: Sequence[RunFolder]) -> Table | None:
 def masked_table(folders: Sequence[RunFolder]) -> Table | None:
     """The last layer's sets of masked input, where an encoder sees [MASK]."""
     found = [study for study in studies(folders, "rank") if any(_last(study, key) for key in MASKED_SETS)]
-    rows = [(_full_name(study), f"{100 * study['rate']:.4g}%", *(_cell(_last(study, key)) for key in MASKED_SETS),
+    rows = [(_full_name(study), f"{100 * study['rate']:.4g}%", *(_rank(_last(study, key)) for key in MASKED_SETS),
              f"{study['tau']:g}", study["specials"]) for study in found]  # fmt: skip
     note = "Uncentred (centred in brackets), of masked text: Figures 1(a) and 1(b) at their last layer."
     if any("*" in str(cell) for row in rows for cell in row[2:-2]):
-        note += f" * {FEW[0].upper()}{FEW[1:]}."
+        note += STARRED
     columns = ("model", "masked", *MASKED_SETS.values(), "tau", "special tokens")
     return Table("Effective rank of the last layer, masked input", columns, tuple(rows), note) if rows else None
 
 
-def _cell(found: Mapping[str, Any] | None) -> str | None:
-    return None if found is None else _rank(found)
-
-
-def _rank(found: Mapping[str, Any]) -> str:
-    return f"{found['rank']} ({found['centred']}){'*' * found['few_vectors']}"
+def _rank(found: Mapping[str, Any] | None) -> str | None:
+    return None if found is None else f"{found['rank']} ({found['centred']}){'*' * found['few_vectors']}"
 
 
 def theory_parts(folders: Sequence[RunFolder]) -> list[Drawing | Table]:
@@ -241,7 +238,7 @@ def _last_layers(found: Sequence[Mapping[str, Any]]) -> Table:
         "and how far real tokens are from being all one vector. Empty: the encoder sees no [MASK]."
     )
     if any(row[-1] for row in rows):
-        note += f" * {FEW[0].upper()}{FEW[1:]}."
+        note += STARRED
     return Table("Theory at the last layer", columns, tuple(rows), note)
 
 
@@ -261,5 +258,5 @@ def _bounds(study: Mapping[str, Any]) -> Table:
         "Largest left side over right side in random attention layers; above 1 a bound is violated. (10) as printed "
         "breaks; with |R|_inf squared it holds."
     )
-    columns = ("setting", "|R|", "(9)", "(10) printed", "(10) corrected", "cubic")
+    columns = ("setting", "scale of R's entries", "(9)", "(10) printed", "(10) corrected", "cubic")
     return Table("Bounds of appendix A", columns, tuple(rows), note)

@@ -23,6 +23,11 @@ PER_MASKED, PER_TOKEN = "nats per masked token", "nats per token of the row"
 """What a loss is counted in: the second where the decoder rewrites whole rows, which compares with no other."""
 
 
+def loss_unit(rewrites: bool) -> str:
+    """The unit of the losses of a run whose decoder rewrites whole rows, or of any other."""
+    return PER_TOKEN if rewrites else PER_MASKED
+
+
 class Listener(Protocol):
     """Something beside the file that hears every line."""
 

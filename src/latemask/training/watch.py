@@ -11,7 +11,7 @@ from typing import Any
 from latemask.config import Run
 from latemask.console import LOG_EVERY_SECONDS
 from latemask.training import plateau
-from latemask.training.journal import PER_MASKED, PER_TOKEN
+from latemask.training.journal import loss_unit
 
 TERMINAL_EVERY_SECONDS = 1.0
 """How often the display on a terminal asks the device where it stands."""
@@ -176,7 +176,7 @@ class Display:
             case "validation":
                 alone, self.unigram_loss = self.unigram_loss, None
                 beside = f"; {plateau.NAME}: {alone:.2f}" if alone is not None else ""
-                unit = PER_TOKEN if self.run.rewrites else PER_MASKED
+                unit = loss_unit(self.run.rewrites)
                 return f"{step}  validation loss {line['loss']:.4f} {unit} (rate {line['rate']:g}){beside}"
             case "skip":
                 return f"{step}  skipped: loss or gradient not finite in batch {line['batch']}"
