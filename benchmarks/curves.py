@@ -9,8 +9,8 @@ kernel replaced by its plain twin. ``fp32``: plain, in float32 (TF32 products). 
 the card has them. ``seed``: fast with other initial weights, the yardstick: what chance alone makes of the curve.
 
 The learning rate rises linearly over the warm-up and stays, so that a variant with fewer steps has the same rate at
-each step. Every variant is a process of its own, one at a time on each card. Written: curves_RECIPE.json, and the
-curves and their differences from the plain one as SVG.
+each step. Every variant is a process of its own, one at a time on each card. Written: curves_RECIPE.json, anew after
+each of them, and at the end the curves and their differences from the plain one as SVG.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -150,6 +151,7 @@ class Cards:
         self.found: dict[Variant, dict[str, Any]] = {}
         self.failed: dict[Variant, str] = {}
         self.left_out: list[str] = []
+        self.writing = threading.Lock()
 
     def work(self) -> None:
         """All variants, until none is left."""
@@ -162,6 +164,8 @@ class Cards:
             self._train(variant, card)
         finally:
             self.free.put(card)
+        with self.writing:
+            write(self.options, self)
 
     def _train(self, variant: Variant, card: int) -> None:
         options, started = self.options, time.monotonic()
@@ -248,11 +252,21 @@ def figures(out: Path, found: Mapping[str, Mapping[str, Any]], beside: Mapping[s
     return drawn
 
 
-Found = Mapping[str, Mapping[str, Any]]
+Found = dict[str, dict[str, Any]]
 
 
-def write(options: Options, cards: Cards, found: Found, beside: Found) -> Path:
-    """The JSON."""
+def compared(options: Options, cards: Cards) -> tuple[Found, Found]:
+    """What was measured so far, in a fixed order, and how far each curve lies from the plain one."""
+    found: Found = {name: cards.found[name] for name in get_args(Variant) if name in cards.found}
+    plain, width = found.get("plain"), options.smoothed_steps // options.log_every
+    beside: Found = {} if plain is None else {name: apart(one["losses"], plain["losses"], width)
+                                              for name, one in found.items() if name != "plain"}  # fmt: skip
+    return found, beside
+
+
+def write(options: Options, cards: Cards) -> Path:
+    """The JSON of what was measured so far."""
+    found, beside = compared(options, cards)
     settings = {name: str(value) if isinstance(value, Path) else value
                 for name, value in dataclasses.asdict(options).items() if name != "only"}  # fmt: skip
     shared = {name: next((one[name] for one in found.values()), None) for name in ("card", "versions")}
@@ -286,11 +300,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings_of(options, variant)
     cards = Cards(options, arguments)
     cards.work()
-    found = {name: cards.found[name] for name in get_args(Variant) if name in cards.found}
-    plain, width = found.get("plain"), options.smoothed_steps // options.log_every
-    beside = {} if plain is None else {name: apart(one["losses"], plain["losses"], width)
-                                       for name, one in found.items() if name != "plain"}  # fmt: skip
-    written = write(options, cards, found, beside)
+    found, beside = compared(options, cards)
+    written = write(options, cards)
     show(options, cards, found, beside)
     if found:
         drawn = figures(written.with_suffix(".svg"), found, beside)

@@ -3,11 +3,11 @@
     python benchmarks/memory.py --seconds 240 --out results/memory.json
 
 A full step (forward, backward, clipping, fused AdamW; compiled blocks, bf16, the recipe's dropout) is run with few rows
-at two row counts; the line through its two peaks predicts the most rows; then that many are really run, and fewer by
-3 % each time where they do not fit: only what ran is stated. Beside it stand the rows that latemask picks by itself and
-the speed at the largest. A size below the card's is simulated: the allocator may then take no more than what a card of
-that size would leave it. What no longer fits into the time is listed as left out; the JSON is written anew after each
-measurement.
+at two row counts; the line through its two peaks predicts the most rows; then that many are really run, and where they
+do not fit fewer, until the most is known to 3 %: only what ran is stated. Beside it stand the rows that latemask picks
+by itself and the speed at the largest. A size below the card's is simulated: the allocator may then take no more than
+what a card of that size would leave it. What no longer fits into the time is listed as left out; the JSON is written
+anew after each measurement.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from latemask.writing import write_json
 
 WHOLE = 1.1
 """A card of at most this times the stated size counts as one of that size: makers' gigabytes vary."""
-STEP_DOWN, MOST_TRIES = 0.03, 8
+STEP, MOST_TRIES = 0.03, 8
 TIMED_STEPS = 4
 
 
@@ -101,17 +101,28 @@ def predicted_rows(few: Peak, more: Peak, room: int) -> int:
     return max(0, few.rows + int((room - few.bytes) // a_row))
 
 
-def largest(measure: Callable[[int], Peak | None], most: int) -> tuple[Peak | None, list[int]]:
-    """The first of ``most`` rows, 3 % fewer, ... that ``measure`` runs, and the counts that it could not; None where
-    none of ``MOST_TRIES`` ran."""
-    failed: list[int] = []
-    rows = most
+def largest(measure: Callable[[int], Peak | None], few: Peak, more: Peak, room: int) -> tuple[Peak | None, list[int]]:
+    """The largest step that ``measure`` runs within ``room`` bytes, to 3 %, and the row counts that it could not; None
+    where ``MOST_TRIES`` failed.
+
+    The line through two peaks says what to try first. Where that fails it is not straight (few rows have their peak at
+    another moment than many): then halfway down, and up again on the line to what ran, or halfway.
+    """
+    ran, best, failed = [few, more], None, list[int]()
+    rows = predicted_rows(few, more, room)
     while rows >= 1 and len(failed) < MOST_TRIES:
-        if (peak := measure(rows)) is not None:
-            return peak, failed
-        failed.append(rows)
-        rows = min(rows - 1, int(rows * (1 - STEP_DOWN)))
-    return None, failed
+        if (peak := measure(rows)) is None:
+            failed.append(rows)
+            rows = ((best.rows if best else 0) + rows) // 2
+        else:
+            nearest = next(other for other in reversed(ran) if other.rows != rows)
+            ran.append(best := peak)
+            rows = predicted_rows(nearest, peak, room)
+            if failed and rows * (1 + STEP) >= failed[-1]:
+                rows = (best.rows + failed[-1]) // 2
+        if best and rows <= best.rows * (1 + STEP):
+            break
+    return best, failed
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -269,7 +280,7 @@ def one(name: str, run: Run, device: torch.device, options: Options, found: dict
             if few is not None and more is not None:
                 told |= {"a_row_bytes": (more.bytes - few.bytes) / (more.rows - few.rows)}
                 told |= {"predicted_rows": predicted_rows(few, more, room)}
-                peak, failed = largest(trained.peak, told["predicted_rows"])
+                peak, failed = largest(trained.peak, few, more, room)
                 told |= {"failed_rows": failed}
                 if peak is not None:
                     told |= {"rows": peak.rows, "peak_bytes": peak.bytes, "tokens_per_second": peak.tokens_per_second}

@@ -110,29 +110,46 @@ def test_peaks_that_do_not_rise_predict_nothing():
         memory.predicted_rows(memory.Peak(8, GB), memory.Peak(24, GB), 80 * GB)
 
 
-@pytest.mark.parametrize("fits", [260, 259, 250, 231, 210])
-def test_only_rows_that_ran_are_stated_and_none_between_is_skipped_by_more_than_3_percent(fits):
+@pytest.mark.parametrize("fits", [260, 259, 250, 231, 130, 40, 9, 2])
+def test_only_rows_that_ran_are_stated_and_the_most_is_found_to_3_percent(fits):
     asked = []
 
     def measure(rows: int) -> memory.Peak | None:
         asked.append(rows)
         return peak(rows) if rows <= fits else None
 
-    found, failed = memory.largest(measure, 260)
-    assert found == peak(asked[-1])
-    assert asked[:-1] == failed
-    assert all(rows > fits for rows in failed)
+    found, failed = memory.largest(measure, peak(8), peak(24), 80 * GB)
     assert asked[0] == 260
-    assert 0.965 * fits <= found.rows <= fits
+    assert found is not None
+    assert found in map(peak, asked)
+    assert failed == [rows for rows in asked if rows > fits]
+    assert fits / 1.03 - 1 <= found.rows <= fits
 
 
-def test_few_rows_step_down_one_by_one_and_an_end_is_found():
-    assert memory.largest(lambda rows: peak(rows) if rows == 1 else None, 4) == (peak(1), [4, 3, 2])
-    assert memory.largest(lambda rows: None, 3) == (None, [3, 2, 1])
-    found, failed = memory.largest(lambda rows: None, 1000)
-    assert found is None
-    assert len(failed) == memory.MOST_TRIES
-    assert memory.largest(peak, 0) == (None, [])
+def test_a_line_that_bends_is_followed():
+    def bent(rows: int) -> memory.Peak:
+        """From 100 rows on, another moment holds the most: .5 GB a row."""
+        return max(peak(rows), memory.Peak(rows, 5 * GB // 10 * rows - 18 * GB), key=lambda found: found.bytes)
+
+    asked = []
+
+    def measure(rows: int) -> memory.Peak | None:
+        asked.append(rows)
+        return found if (found := bent(rows)).bytes <= 80 * GB else None
+
+    found, failed = memory.largest(measure, bent(8), bent(24), 80 * GB)
+    assert found is not None
+    assert 196 / 1.03 <= found.rows <= 196
+    assert failed[0] == 260
+    assert len(asked) <= 5
+
+
+def test_where_nothing_runs_an_end_is_found():
+    assert memory.largest(lambda rows: None, peak(8), peak(24), 80 * GB) == (None, [260, 130, 65, 32, 16, 8, 4, 2])
+    assert memory.largest(lambda rows: None, peak(8), peak(24), peak(3).bytes) == (None, [3, 1])
+    assert memory.largest(peak, peak(8), peak(24), GB) == (None, [])
+    assert memory.largest(peak, peak(8), peak(24), peak(8).bytes) == (peak(8), [])
+    assert memory.largest(peak, peak(8), peak(24), peak(24).bytes) == (peak(24), [])
 
 
 def test_out_of_memory_is_told_from_other_errors():

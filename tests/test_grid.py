@@ -128,6 +128,15 @@ def test_a_claim_keeps_others_out_until_it_ends(tmp_path):
     assert not list(tmp_path.glob("*claim*"))
 
 
+def test_of_a_point_that_was_done_just_before_a_kill_nothing_but_its_result_stays(tmp_path):
+    write_json(tmp_path / "x.json", {})
+    (tmp_path / "x.claim-0").write_text("{}")
+    (tmp_path / ".x.json.lock").write_text("process 1 on a host")
+    with claimed(tmp_path, "x") as is_ours:
+        assert not is_ours
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+
+
 def abandoned(folder, name, owner, age=0.0):
     path = folder / f"{name}.claim-0"
     path.write_text(json.dumps(owner))

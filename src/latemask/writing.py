@@ -154,6 +154,13 @@ def alone_at(path: Path, lock: Path, doing: str, *, waits: bool = False) -> Iter
         file.close()
 
 
+def forget_lock(path: Path) -> None:
+    """Delete the lock of a process that was killed after ``path`` had its name, where nobody writes it again."""
+    if _lock(path).exists():
+        with _locked(path, waits=True):
+            pass
+
+
 def remove(path: Path) -> None:
     """Delete a file or a folder; nothing where there is none."""
     if path.is_dir() and not path.is_symlink():
@@ -163,7 +170,11 @@ def remove(path: Path) -> None:
 
 
 def _locked(path: Path, waits: bool) -> AbstractContextManager[None]:
-    return alone_at(path, path.with_name(f".{path.name}.lock"), "writing it", waits=waits)
+    return alone_at(path, _lock(path), "writing it", waits=waits)
+
+
+def _lock(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
 
 
 @contextmanager
