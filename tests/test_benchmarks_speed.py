@@ -299,7 +299,9 @@ def test_what_fails_is_named_and_what_is_told_to_stop_counts_as_far_as_it_went(
 
     monkeypatch.setattr(curves, "__file__", str(program))
     monkeypatch.setattr(curves.subprocess, "Popen", Late)
-    options = curves.Options(tmp_path, runs=tmp_path / "runs", cards=(0, 1), variants=("plain", "fp32", "fp8", "fast"))
+    options = curves.Options(
+        tmp_path, out=tmp_path, runs=tmp_path / "runs", cards=(0, 1), variants=("plain", "fp32", "fp8", "fast")
+    )
     cards = curves.Cards(options, [str(run)])
     cards.work()
     assert cards.failed == {"fp32": "exit status 1\nbroken"}
