@@ -15,7 +15,6 @@ each of them, and at the end the curves and their differences from the plain one
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import queue
 import shlex
@@ -33,6 +32,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import tyro
+from asked import asked
 from children import ended, said
 
 import latemask
@@ -267,8 +267,7 @@ def compared(options: Options, cards: Cards) -> tuple[Found, Found]:
 def write(options: Options, cards: Cards) -> Path:
     """The JSON of what was measured so far."""
     found, beside = compared(options, cards)
-    settings = {name: str(value) if isinstance(value, Path) else value
-                for name, value in dataclasses.asdict(options).items() if name != "only"}  # fmt: skip
+    settings = {name: value for name, value in asked(options).items() if name != "only"}
     shared = {name: next((one[name] for one in found.values()), None) for name in ("card", "versions")}
     variants = {name: {key: value for key, value in one.items() if key not in shared} for name, one in found.items()}
     found_here = {"variants": variants, "beside_plain": beside, "failed": cards.failed, "left_out": cards.left_out}

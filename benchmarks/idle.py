@@ -14,7 +14,6 @@ masking of any run. Two shares are measured of it, goal for both below 1 %:
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from unittest.mock import patch
 import torch
 import torch._dynamo
 import tyro
+from asked import asked
 
 from latemask import console, pretrain
 from latemask.batch import Batch
@@ -167,8 +167,7 @@ def on_one_batch(run: Run, options: Options, device: torch.device) -> dict[str, 
 def measure(options: Options) -> dict[str, Any]:
     """All recipes, written down after each."""
     device = pick_device()
-    settings = dataclasses.asdict(options) | {"data": options.data.name, "out": options.out.name}
-    found: dict[str, Any] = {"kind": "benchmark", "what": "waiting for data", "recipes": {}, "settings": settings,
+    found: dict[str, Any] = {"kind": "benchmark", "what": "waiting for data", "recipes": {}, "settings": asked(options),
                              "train_tokens": len(open_store(options.data).train.tokens),
                              **machine_of(device)}  # fmt: skip
     for name in options.recipes:

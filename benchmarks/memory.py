@@ -12,7 +12,6 @@ anew after each measurement.
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import sys
@@ -28,6 +27,7 @@ import torch
 import torch._dynamo
 import torch._dynamo.config as dynamo
 import tyro
+from asked import asked
 
 from latemask import console
 from latemask.bench import Entry, Stepper, machine_of, random_batches
@@ -236,7 +236,7 @@ def measure(options: Options) -> dict[str, Any]:
         "kind": "benchmark", "what": "largest micro-batch", "results": [], "failed": [], "left_out": [],
         "card_bytes": torch.cuda.get_device_properties(device).total_memory, "data_sheet_bytes": card and card.memory,
         "allocator": os.environ.get("PYTORCH_CUDA_ALLOC_CONF"),
-        "settings": dataclasses.asdict(options) | {"out": options.out.name}, **machine,
+        "settings": asked(options), **machine,
     }  # fmt: skip
     longest = 0.0
     for name, plain in models(options).items():

@@ -2,11 +2,12 @@
 
     python benchmarks/processes.py --data data/en --out results/processes.json
 
-Every run is ``torchrun -m latemask pretrain`` with the same global batch, seed and rows per pass; DDP ("replicate") and
-FSDP2 ("shard") alike. ``speed`` runs have the recipe's dropout, and are judged by the median of the journal's intervals
-after the first steps. ``losses`` runs are short and have no dropout (which depends on the rank by design): their losses
-are compared with those of one card step by step, beside one card run a second time, the spread of equal runs. Without
-GPUs the processes are gloo's. The JSON is written again after each run.
+Every run is ``torchrun -m latemask pretrain``; DDP ("replicate") and FSDP2 ("shard") alike. ``speed`` runs have the
+recipe's dropout and the same rows per card and update, so that each card does what one does alone, and are judged by
+the median of the journal's intervals after the first steps. ``losses`` runs are short, have the same rows per update
+over all processes, and no dropout (which depends on the rank by design): their losses are compared with those of one
+card step by step, beside one card run a second time, the spread of equal runs. Without GPUs the processes are gloo's.
+The JSON is written again after each run.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from typing import Any, Literal
 
 import torch
 import tyro
+from asked import asked
 from children import ended, said
 from torch.cuda import nccl
 
@@ -71,9 +73,9 @@ class Options:
     purposes: tuple[Purpose, ...] = ("speed", "losses")
     """What is measured."""
     batch_rows: int = 512
-    """Rows per update over all processes."""
+    """Rows per update of a losses run, over all processes."""
     micro_rows: int = 128
-    """Most rows per forward pass and process."""
+    """Most rows per forward pass and process; of a speed run rows per update and process."""
     steps: int = 60
     """Of a speed run."""
     log_every: int = 5
@@ -116,7 +118,8 @@ def trials_of(options: Options, most_cards: int | None) -> tuple[list[Trial], li
 
 def command_of(options: Options, trial: Trial) -> list[str]:
     """torchrun's command line for a trial."""
-    rows = ["--training.batch-rows", str(options.batch_rows), "--training.micro-rows", str(options.micro_rows)]
+    batch_rows = options.micro_rows * trial.cards if trial.purpose == "speed" else options.batch_rows
+    rows = ["--training.batch-rows", str(batch_rows), "--training.micro-rows", str(options.micro_rows)]
     rows += ["--training.data-parallel", trial.way, "--training.validate-every", "0", "--training.warmup-share", "0.5"]
     if trial.purpose == "speed":
         rows += ["--training.steps", str(options.steps), "--training.log-every", str(options.log_every)]
@@ -226,12 +229,11 @@ def write(options: Options, runs: Sequence[dict[str, Any]], failed: Mapping[str,
           start: Mapping[str, Any]) -> list[dict[str, Any]]:  # fmt: skip
     """The JSON of what is known so far; the runs with their ratios."""
     compared = with_ratios(runs)
-    settings = dataclasses.asdict(options) | {name: str(getattr(options, name)) for name in ("data", "out", "runs")}
     versions = dict(start.get("versions", {}))
     if torch.cuda.is_available():
         versions |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl.version()))}
     write_json(options.out, {"kind": "benchmark", "what": "many processes beside one", "goal": goal_of(compared),
-                             "runs": compared, "failed": failed, "left_out": left_out, "settings": settings,
+                             "runs": compared, "failed": failed, "left_out": left_out, "settings": asked(options),
                              "card": start.get("card"), "versions": versions})  # fmt: skip
     return compared
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 import matplotlib.pyplot as plt
 import torch
 import tyro
+from asked import asked
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
@@ -168,7 +169,7 @@ def measure(options: Options) -> dict[str, Any]:
     tokens = options.tokens or (GPU_TOKENS if on_gpu else CPU_TOKENS)
     points = points_of(options)
     entries = [entry_of(point, options, tokens, compiles=on_gpu) for point in points]
-    settings = dataclasses.asdict(options) | {"out": options.out.name, "tokens": tokens}
+    settings = asked(options) | {"tokens": tokens}
     found: dict[str, Any] = {"kind": "benchmark", "what": "cost against size", "entries": [], "drift": None,
                              "left_out": [], "settings": settings, **machine_of(device)}  # fmt: skip
     base: Timed | None = None

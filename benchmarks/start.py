@@ -11,7 +11,6 @@ also reads torch from disk for the first time.
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shlex
 import shutil
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import tyro
+from asked import asked
 from children import said
 
 from latemask import console
@@ -147,8 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     goals = judged(starts)
     write_json(options.out, {"kind": "benchmark", "what": "from the command to the first trained step",
                              "goals": goals, "starts": starts, "import_seconds": seconds_to_import(),
-                             "settings": dataclasses.asdict(options) | {name: str(getattr(options, name))
-                                                                        for name in ("data", "out", "runs")},
+                             "settings": asked(options),
                              "card": first["card"], "versions": first["versions"]})  # fmt: skip
     shutil.rmtree(options.runs / "caches")
     columns = ("start", "seconds", "goal", *(name.replace("_", " ") for name in starts["cold"][0]["parts"]))
