@@ -98,9 +98,10 @@ def test_every_world_trains_the_same_and_only_losses_runs_drop_nothing(name: str
         assert run.decoder is None or trial.purpose == "speed" or run.decoder.dropout == 0
         rows = options.micro_rows * trial.cards if trial.purpose == "speed" else options.batch_rows
         assert run.training.batch_rows == rows
-        runs.append((trial.purpose, dataclasses.replace(run, training=dataclasses.replace(
-            run.training, data_parallel="replicate", batch_rows=1))))  # fmt: skip
-    assert len({json.dumps([purpose, json.loads(run.to_json())]) for purpose, run in runs}) == 2
+        told = json.loads(run.to_json())
+        del told["training"]["data_parallel"], told["training"]["batch_rows"]
+        runs.append(json.dumps([trial.purpose, told]))
+    assert len(set(runs)) == 2
     assert {(trial.way, trial.cards) for trial in trials if trial.purpose == "speed"} == {
         ("replicate", 1), ("replicate", 2), ("replicate", 4), ("shard", 2), ("shard", 4)}  # fmt: skip
     assert sum(trial.repeat for trial in trials) == 1
