@@ -131,7 +131,6 @@ def test_a_claim_keeps_others_out_until_it_ends(tmp_path):
 def test_of_a_point_that_was_done_just_before_a_kill_nothing_but_its_result_stays(tmp_path):
     write_json(tmp_path / "x.json", {})
     (tmp_path / "x.claim-0").write_text("{}")
-    (tmp_path / ".x.json.lock").write_text("process 1 on a host")
     with claimed(tmp_path, "x") as is_ours:
         assert not is_ours
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]

@@ -134,7 +134,7 @@ def answer_in_a_fork(folder: Path) -> None:
     try:
         for number in os.listdir("/proc/self/fd"):  # as for every process that subprocess starts: no lock is its own
             with contextlib.suppress(OSError):
-                if os.readlink(f"/proc/self/fd/{number}").endswith(".lock"):
+                if os.readlink(f"/proc/self/fd/{number}").endswith((".lock", ".partial")):
                     os.close(int(number))
         fresh.answer(folder)
         os._exit(0)

@@ -1,7 +1,9 @@
 """A file or folder appears whole under its name, or not at all: written aside, synced, renamed.
 
-Aside is ``.NAME.partial`` in the same folder. Who writes there holds a lock on ``.NAME.lock``, so that two never write
-one place, and what a killed process left aside is known for dead: the next to write there removes it.
+Aside is ``.NAME.partial`` in the same folder. Who writes there holds a lock, so that two never write one place, and
+what a killed process left aside is known for dead: the next to write there removes it. A folder's lock is
+``.NAME.lock``; a file's is what stands aside itself, so that the renaming takes it away too: whenever a kill comes, a
+file that has its new content has nothing beside it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +36,17 @@ BROKEN = {errno.EROFS, errno.EIO}
 def write_whole(path: Path, content: str | bytes) -> Path:
     """Write ``content`` (text as UTF-8) to ``path``, whose folder is made where it is missing, and return ``path``."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(path, waits=True), _aside(path) as aside:
-        with aside.open("wb") as file:
-            file.write(content.encode(errors=ESCAPED) if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
+    aside = _partial(path)
+    with _held(path, aside, "writing it", waits=True):
+        try:
+            with aside.open("wb") as file:
+                file.write(content.encode(errors=ESCAPED) if isinstance(content, str) else content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(aside, path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
     return path
 
 
@@ -59,7 +67,7 @@ def check_free(out: Path, overwrite: bool, mark: str, line: str = "") -> None:
     which ``line`` stands where one is given."""
     out = Path(os.path.realpath(out))
     if out.parent.is_dir():
-        with _locked(out, waits=False):
+        with _locked(out):
             _clear(out)
     if not out.exists():
         return
@@ -87,17 +95,17 @@ def written_aside(out: Path) -> Iterator[Path]:
     """
     out = Path(os.path.realpath(out))
     out.parent.mkdir(parents=True, exist_ok=True)
-    with disk_errors_are_refused(out), _locked(out, waits=False):
+    with disk_errors_are_refused(out), _locked(out):
         _clear(out)
+        aside = _partial(out)
         try:
-            with _aside(out) as aside:
-                aside.mkdir()
-                yield aside
-                _sync(aside)
-                if out.exists():
-                    os.rename(out, _old(out))
-                os.rename(aside, out)
-                _fsync(out.parent)
+            aside.mkdir()
+            yield aside
+            _sync(aside)
+            if out.exists():
+                os.rename(out, _old(out))
+            os.rename(aside, out)
+            _fsync(out.parent)
         finally:
             _clear(out)
 
@@ -126,6 +134,19 @@ def alone_at(path: Path, lock: Path, doing: str, *, waits: bool = False) -> Iter
     Raises ``Refusal`` where another process is ``doing`` something there (or, with ``waits``, waits for it), and where
     ``lock`` cannot be written.
     """
+    with _held(path, lock, doing, waits) as file:
+        try:
+            with contextlib.suppress(OSError):  # on a full disk it is held without a name
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
+            yield
+        finally:
+            lock.unlink(missing_ok=True)
+
+
+@contextmanager
+def _held(path: Path, lock: Path, doing: str, waits: bool) -> Iterator[RawIOBase]:
+    """The file ``lock``, open, made where it is missing, and nobody else's; see ``alone_at``."""
     while True:
         try:
             file = lock.open("ab+", buffering=0)
@@ -136,7 +157,7 @@ def alone_at(path: Path, lock: Path, doing: str, *, waits: bool = False) -> Iter
             fcntl.flock(file, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
             if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
                 break
-        except FileNotFoundError:  # its last holder has just deleted it
+        except FileNotFoundError:  # its last holder has just deleted or renamed it
             pass
         except BlockingIOError:
             file.seek(0)
@@ -144,21 +165,8 @@ def alone_at(path: Path, lock: Path, doing: str, *, waits: bool = False) -> Iter
             file.close()
             raise Refusal(path, found, "a place of its own for each") from None
         file.close()
-    try:
-        with contextlib.suppress(OSError):  # on a full disk it is held without a name
-            file.truncate(0)
-            file.write(f"process {os.getpid()} on {socket.gethostname()}".encode())
-        yield
-    finally:
-        lock.unlink(missing_ok=True)
-        file.close()
-
-
-def forget_lock(path: Path) -> None:
-    """Delete the lock of a process that was killed after ``path`` had its name, where nobody writes it again."""
-    if _lock(path).exists():
-        with _locked(path, waits=True):
-            pass
+    with file:
+        yield file
 
 
 def remove(path: Path) -> None:
@@ -169,21 +177,12 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _locked(path: Path, waits: bool) -> AbstractContextManager[None]:
-    return alone_at(path, _lock(path), "writing it", waits=waits)
+def _locked(folder: Path) -> AbstractContextManager[None]:
+    return alone_at(folder, folder.with_name(f".{folder.name}.lock"), "writing it")
 
 
-def _lock(path: Path) -> Path:
-    return path.with_name(f".{path.name}.lock")
-
-
-@contextmanager
-def _aside(path: Path) -> Iterator[Path]:
-    aside = path.with_name(f".{path.name}.partial")
-    try:
-        yield aside
-    finally:
-        remove(aside)
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
 
 
 def _old(out: Path) -> Path:
@@ -196,7 +195,7 @@ def _clear(out: Path) -> None:
     if old.exists() and not out.exists():
         os.rename(old, out)
     remove(old)
-    remove(out.with_name(f".{out.name}.partial"))
+    remove(_partial(out))
 
 
 def _sync(folder: Path) -> None:

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from latemask.errors import Refusal
-from latemask.writing import forget_lock
 
 TOUCH_EVERY_SECONDS = 20.0
 STALE_AFTER_SECONDS = 300.0
@@ -75,13 +74,10 @@ def being_done(folder: Path, name: str) -> bool:
 
 
 def _give_up(folder: Path, name: str) -> None:
-    """Delete the claims on a point that is done, and the lock of its result, also those of a process that was killed
-    before it could."""
-    if not is_done(folder, name):
-        return
-    for held in folder.glob(f"{_escaped(name)}.claim-*"):
-        held.unlink(missing_ok=True)
-    forget_lock(folder / f"{name}.json")
+    """Delete the claims on a point that is done, also those of a process that was killed before it could."""
+    if is_done(folder, name):
+        for held in folder.glob(f"{_escaped(name)}.claim-*"):
+            held.unlink(missing_ok=True)
 
 
 def _claims(folder: Path, name: str) -> list[Path]:

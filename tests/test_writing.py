@@ -1,0 +1,133 @@
+"""Killed at any line of the code that writes: what has a name is whole, and after the same call again nothing else is
+left."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from latemask import writing
+from latemask.downstream import claims
+from latemask.errors import Refusal
+from latemask.training import journal
+from latemask.writing import check_free, write_json, write_whole, written_aside
+from training_support import Process, wait_until
+
+WATCHED = {module.__file__ for module in (writing, claims, journal)}
+
+
+def stopped(at_line: int, work: Callable[[], Any]) -> bool:
+    """Run ``work`` in a process that ends without a word before the ``at_line``-th line; whether it came so far."""
+    if child := os.fork():
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    lines = itertools.count()
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename not in WATCHED:
+            return None
+        if event == "line" and next(lines) == at_line:
+            os._exit(9)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except BaseException:
+        os._exit(1)
+    os._exit(0)
+
+
+def every_kill(work: Callable[[Path], Any], before: Callable[[Path], Any], folder: Path) -> Iterator[Path]:
+    """A folder for each line of ``work``, made by ``before``, in which ``work`` was killed there."""
+    for number in itertools.count():
+        place = folder / str(number)
+        place.mkdir()
+        before(place)
+        if not stopped(number, lambda place=place: work(place)):
+            assert number > 10, "no line was seen"
+            return
+        yield place
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_file_that_has_its_name_has_nothing_beside_it(tmp_path: Path) -> None:
+    met = set()
+    for place in every_kill(
+        lambda place: write_whole(place / "a", "new"), lambda place: write_whole(place / "a", "old"), tmp_path
+    ):
+        met.add(held := (place / "a").read_text())
+        assert held in ("old", "new")
+        assert held == "old" or names(place) == ["a"]
+        write_whole(place / "a", "newer")
+        assert names(place) == ["a"]
+    assert met == {"old", "new"}
+
+
+def test_a_folder_is_whole_or_comes_back(tmp_path: Path) -> None:
+    def work(place: Path, text: str = "new") -> None:
+        check_free(place / "out", True, "mark")
+        with written_aside(place / "out") as aside:
+            (aside / "mark").write_text(text)
+
+    met = set()
+    for place in every_kill(work, lambda place: work(place, "old"), tmp_path):
+        if (place / "out").exists():
+            met.add(held := (place / "out" / "mark").read_text())
+            assert held in ("old", "new")
+        with pytest.raises(Refusal, match="something already there"):
+            check_free(place / "out", False, "mark")
+        assert names(place) == ["out"]
+    assert met == {"old", "new"}
+
+
+def test_a_point_of_a_queue_is_done_once_and_leaves_its_result_alone(tmp_path: Path) -> None:
+    def work(place: Path) -> None:
+        with claims.claimed(place, "x") as is_ours:
+            if is_ours:
+                write_json(place / "x.json", {"kind": "finetune"})
+
+    for place in every_kill(work, lambda place: None, tmp_path):
+        work(place)
+        assert names(place) == ["x.json"]
+        assert claims.read_results(place) == [{"kind": "finetune"}]
+
+
+def test_a_journal_loses_no_line_that_it_keeps(tmp_path: Path) -> None:
+    def begin(place: Path) -> None:
+        book = journal.Journal(place / "journal.jsonl")
+        for step in range(4):
+            book.add("save", step=step)
+        book.close()
+
+    for place in every_kill(lambda place: journal.Journal(place / "journal.jsonl", (2, 9)).close(), begin, tmp_path):
+        lines = journal.read(place / "journal.jsonl")
+        assert lines in ([{"kind": "save", "step": step} for step in range(count)] for count in (3, 4))
+        journal.Journal(place / "journal.jsonl", (2, 9)).close()
+        assert names(place) == ["journal.jsonl"]
+
+
+def test_writers_of_one_file_wait_for_each_other(tmp_path: Path) -> None:
+    """Six processes write one file at once, over and over: at every look it is whole, and nothing is left beside it."""
+    path, texts = tmp_path / "a", {letter * 100_000 for letter in "abcdef"}
+
+    def work(text: str) -> None:
+        for _ in range(30):
+            write_whole(path, text)
+
+    processes = [Process(lambda text=text: work(text)) for text in texts]
+    wait_until(path.exists)
+    while any(process.is_alive and not process.mine.poll() for process in processes):
+        assert path.read_text() in texts
+    for process in processes:
+        process.join()
+    assert names(tmp_path) == ["a"]
