@@ -37,7 +37,7 @@ from latemask.errors import Refusal
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
 from latemask.training.distributed import World, pick_device
-from latemask.training.micro import compile_blocks, find_micro_rows, recompute_blocks
+from latemask.training.micro import compile_blocks, counted_micro_rows, find_micro_rows, recompute_blocks
 from latemask.training.optimizer import make_optimizer, update
 from latemask.training.parts import autocast
 from latemask.writing import write_json
@@ -151,7 +151,8 @@ class Trained:
         free = room - torch.cuda.memory_allocated(self.device)
         try:
             with patch.object(torch.cuda, "mem_get_info", lambda *_: (free, total)):
-                return find_micro_rows(self.model, batches, rows, self.precision, world)
+                counted = counted_micro_rows(self.run, rows, world)
+                return counted or find_micro_rows(self.model, batches, rows, self.precision, world)
         except Refusal:
             self.model.zero_grad(set_to_none=True)
             return None

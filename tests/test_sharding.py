@@ -18,6 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from latemask.config import Run, replace
+from latemask.counts import memory
 from latemask.errors import Refusal
 from latemask.model.pretrainer import Pretrainer
 from latemask.model.stack import Block, Door
@@ -223,6 +224,21 @@ def rows_with_room(rooms: tuple[int, int]) -> int | str:
             return micro.find_micro_rows(model, batches, 64, nullcontext, on_gpu)  # type: ignore[arg-type]
         except Refusal as refusal:
             return str(refusal)
+
+
+def counted_with_room(shares: tuple[float, float]) -> int | None:
+    """Micro-rows of 64, by count, where this process has so many times what two micro-batches of 64 rows need."""
+    run = steady()
+    with joined_world() as world, pytest.MonkeyPatch.context() as patch:
+        needed = 2 * memory(run, 64, cards=world.size).total / micro.MEMORY_SHARE
+        patch.setattr(torch.cuda, "mem_get_info", lambda device: (needed * shares[world.rank], 10**12))
+        assert micro.counted_micro_rows(run, 64, world) is None, "on a CPU"
+        return micro.counted_micro_rows(run, 64, dataclasses.replace(world, device=torch.device("cuda", 0)))
+
+
+def test_nothing_is_measured_where_every_process_has_plenty_of_room() -> None:
+    assert on_ranks(2, partial(counted_with_room, (1.01, 3.0))) == [64, 64]
+    assert on_ranks(2, partial(counted_with_room, (3.0, 0.99))) == [None, None]
 
 
 def test_the_process_with_the_least_room_decides(tmp_path: Path) -> None:

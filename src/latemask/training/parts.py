@@ -22,7 +22,7 @@ from latemask.text.store import TokenStore
 from latemask.training.data_parallel import averaging, placed, refuse_uneven
 from latemask.training.distributed import World, has_bf16
 from latemask.training.float8 import check_float8, multiply_in_float8
-from latemask.training.micro import compile_blocks, find_micro_rows, recompute_blocks
+from latemask.training.micro import compile_blocks, counted_micro_rows, find_micro_rows, recompute_blocks
 from latemask.training.optimizer import load_optimizer_tensors, make_optimizer
 from latemask.training.validation import Validation
 
@@ -73,9 +73,11 @@ def assemble(
     mine = last_row - first_row
     if settings.recompute:
         recompute_blocks(model)
-    micro_rows = settings.micro_rows or micro_rows or find_micro_rows(model, batches, mine, precision, world)
-    micro_rows = min(micro_rows, mine)
     is_compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
+    micro_rows = settings.micro_rows or micro_rows
+    if not micro_rows and is_compiled and multiplies_in_half(settings.precision, device):
+        micro_rows = counted_micro_rows(run, mine, world)
+    micro_rows = min(micro_rows or find_micro_rows(model, batches, mine, precision, world), mine)
     if is_compiled:
         compile_blocks(model)
     held_out, a_row = len(store.valid.tokens), run.shape.row_tokens - 1
