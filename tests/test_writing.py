@@ -102,6 +102,45 @@ def test_a_point_of_a_queue_is_done_once_and_leaves_its_result_alone(tmp_path: P
         assert claims.read_results(place) == [{"kind": "finetune"}]
 
 
+def test_a_signal_at_any_line_gives_a_claim_up(tmp_path: Path) -> None:
+    """Before the work began, and after: nobody waits for a claim whose owner was told to stop."""
+
+    def interrupted(at_line: int, place: Path) -> str:
+        """Where the ``at_line``-th line was."""
+        lines, where = itertools.count(), ["before"]
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            if frame.f_code.co_filename != claims.__file__ or frame.f_code.co_name == "_keep_touching":
+                return None
+            if event == "line" and next(lines) == at_line:
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            with claims.claimed(place, "x") as is_ours:
+                assert is_ours
+                where[0] = "after"
+            return "never"
+        except KeyboardInterrupt:
+            return where[0]
+        finally:
+            sys.settrace(before)
+
+    for number in itertools.count():
+        place = tmp_path / str(number)
+        if interrupted(number, place) != "before":
+            assert number > 10
+            break
+        assert not claims.being_done(place, "x")
+        assert not list(place.glob("x.claim-?"))
+        with claims.claimed(place, "x") as is_ours:
+            assert is_ours
+            write_json(place / "x.json", {"kind": "finetune"})
+        assert names(place) == ["x.json"]
+
+
 def test_a_journal_loses_no_line_that_it_keeps(tmp_path: Path) -> None:
     def begin(place: Path) -> None:
         book = journal.Journal(place / "journal.jsonl")

@@ -50,21 +50,22 @@ def claimed(folder: Path, name: str) -> Iterator[bool]:
     The claim is kept alive while the block runs, and given up at its end, whatever ends it.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    claim = None if is_done(folder, name) else _take(folder, name)
-    if claim is None or is_done(folder, name):  # done perhaps between the two looks
-        _give_up(folder, name)
-        yield False
-        return
+    claim = None if is_done(folder, name) else _free(folder, name)
     stop = threading.Event()
     toucher = threading.Thread(target=_keep_touching, args=(claim, stop), daemon=True)
-    toucher.start()
     try:
-        yield True
+        if claim is None or not _take(claim) or is_done(folder, name):  # done perhaps between the two looks
+            yield False
+        else:
+            toucher.start()
+            yield True
     finally:
         stop.set()
-        toucher.join()
+        if toucher.is_alive():
+            toucher.join()
         _give_up(folder, name)
-        claim.unlink(missing_ok=True)
+        if claim is not None and _is_own(claim):  # also where a signal came before it was known
+            claim.unlink(missing_ok=True)
 
 
 def being_done(folder: Path, name: str) -> bool:
@@ -90,21 +91,32 @@ def _escaped(name: str) -> str:
     return re.sub(r"([*?\[])", r"[\1]", name)
 
 
-def _take(folder: Path, name: str) -> Path | None:
+def _free(folder: Path, name: str) -> Path | None:
+    """The claim that may be made now; None where somebody is at the point."""
     claims = _claims(folder, name)
     if claims and not _is_stale(claims[-1]):
         return None
     number = int(claims[-1].name.rpartition("-")[2]) + 1 if claims else 0
-    path = folder / f"{name}.claim-{number}"
-    aside = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}")
+    return folder / f"{name}.claim-{number}"
+
+
+def _take(claim: Path) -> bool:
+    aside = claim.with_name(f"{claim.name}.{socket.gethostname()}-{os.getpid()}")
     try:
         aside.write_text(json.dumps(_identity(os.getpid())))
-        os.link(aside, path)  # whole or not there, and only one process succeeds
+        os.link(aside, claim)  # whole or not there, and only one process succeeds
     except FileExistsError:
-        return None
+        return False
     finally:
         aside.unlink(missing_ok=True)
-    return path
+    return True
+
+
+def _is_own(claim: Path) -> bool:
+    try:
+        return _owner(claim.read_bytes()) == _identity(os.getpid())
+    except OSError:
+        return False
 
 
 def _is_stale(claim: Path) -> bool:

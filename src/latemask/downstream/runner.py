@@ -6,6 +6,8 @@ import contextlib
 import dataclasses
 import multiprocessing
 import os
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -19,9 +21,12 @@ from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
 from latemask.errors import Refusal
+from latemask.workers import deaf_to_interrupts, end_with_parent
 from latemask.writing import write_json
 
 SUMMARY = "summary.json"
+STOPPED = 128 + signal.SIGTERM
+"""Exit status of a worker that was told to end."""
 SHOWN = {*METRICS, "span_f1", "exact", "best_exact", "best_f1"}
 """Metrics that the printed table has room for."""
 
@@ -113,16 +118,23 @@ def base_settings(options: FinetuneOptions) -> tuple[Settings, dict[str, Any]]:
 def _work_in_processes(options: FinetuneOptions, out: Path) -> list[str]:
     context = multiprocessing.get_context("spawn")
     workers, names = [], set()
-    for place in range(options.parallel):
-        reader, writer = context.Pipe(duplex=False)
-        worker = context.Process(target=_worker, args=(options, out, place, writer))
-        worker.start()
-        writer.close()
-        workers.append((worker, reader))
-    for worker, reader in workers:
-        with contextlib.suppress(EOFError):  # it ended without a word
-            names.update(reader.recv())
-        worker.join()
+    try:
+        with deaf_to_interrupts():
+            for place in range(options.parallel):
+                reader, writer = context.Pipe(duplex=False)
+                worker = context.Process(target=_worker, args=(options, out, place, writer))
+                worker.start()
+                writer.close()
+                workers.append((worker, reader))
+        for worker, reader in workers:
+            with contextlib.suppress(EOFError):  # it ended without a word
+                names.update(reader.recv())
+            worker.join()
+    finally:
+        for worker, _ in workers:
+            worker.terminate()
+        for worker, _ in workers:
+            worker.join()
     failed = sum(worker.exitcode != 0 for worker, _ in workers)
     if failed:
         found = f"{failed} of {options.parallel} processes that ended with an error (see above)"
@@ -131,6 +143,9 @@ def _work_in_processes(options: FinetuneOptions, out: Path) -> list[str]:
 
 
 def _worker(options: FinetuneOptions, out: Path, place: int, writer: Connection) -> None:
+    """Told to end, by its parent or by that one's end, it gives up its claim as it goes."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+    end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         writer.send(_work(options, out, place))
     except Refusal as refusal:

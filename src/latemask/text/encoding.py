@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -21,6 +19,7 @@ from latemask.errors import Refusal
 from latemask.text.blocks import BLOCK_BYTES, Block, Reading
 from latemask.text.corpus import Counts, read_block
 from latemask.text.tokenizer import Tokenizer
+from latemask.workers import deaf_to_interrupts, end_with_parent
 
 
 @dataclass(frozen=True)
@@ -67,12 +66,9 @@ _encoder: BlockEncoder
 
 
 def start_worker(tokenizer_json: str, reading: Reading) -> None:
-    """Make this process ready to encode; it ends with its parent, and leaves Ctrl-C to it."""
+    """Make this process ready to encode."""
     global _encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+    end_with_parent(lambda: os._exit(1))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one process per core already
     import tokenizers
 
@@ -119,7 +115,8 @@ def encoders(tokenizer: Tokenizer, reading: Reading, workers: int) -> Iterator[E
                 under_way -= len(done.block.data)
                 yield done, future.result()
             under_way += size
-            waiting.append((task, pool.submit(encode_in_worker, task.block)))
+            with deaf_to_interrupts():  # it may start a worker
+                waiting.append((task, pool.submit(encode_in_worker, task.block)))
         for done, future in waiting:
             yield done, future.result()
 

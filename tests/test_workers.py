@@ -1,0 +1,122 @@
+"""Commands with workers end as quietly as those without: one line at Ctrl-C, and no process and no claim is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from latemask.config import replace
+from latemask.recipes import recipe
+from trained import byte_level, write_run
+from training_support import wait_until
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and a task and a text whose work takes longer than any test."""
+    folder = tmp_path_factory.mktemp("workers")
+    narrow = {"shape.depth": 1, "shape.width": 32, "shape.heads": 2, "shape.feedforward": 64, "shape.row_tokens": 48}
+    write_run(folder / "run", replace(recipe("mlm_tiny"), narrow), byte_level())
+    byte_level().save(folder / "tok")
+    for name in ("train", "dev"):
+        rows = [{"text": f"the bird saw the {animal}", "animal": animal} for animal in ("cat", "dog") * 30]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "text.txt").write_text("the bird saw the cat and the dog.\n\n" * 3_000_000)
+    return folder
+
+
+FINETUNE = ["finetune", "run", "--task", "own", "--data", ".", "--train", "train.jsonl", "--dev", "dev.jsonl",
+            "--label", "animal", "--seeds", "4", "--epochs", "5000", "--learning-rate", "1e-3", "--batch-rows", "8",
+            "--parallel", "2"]  # fmt: skip
+PREPARE = ["prepare", "text.txt", "--tokenizer", "tok", "--workers", "2"]
+
+
+def of_session(session: int) -> list[int]:
+    """The processes of a session that are alive."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(status.parent.name))
+    return found
+
+
+def workers_of(session: int) -> list[int]:
+    """Those of them that multiprocessing spawned to work."""
+    found = []
+    for number in of_session(session):
+        try:
+            command = Path(f"/proc/{number}/cmdline").read_bytes()
+        except OSError:
+            continue
+        found += [number] * (b"spawn_main" in command)
+    return found
+
+
+def start(command: list[str], folder: Path, out: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        [sys.executable, "-m", "latemask", *command, "--out", str(out)], cwd=folder, start_new_session=True, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+
+
+def both_are_at_it(out: Path, session: int) -> bool:
+    return len(list(out.glob("*.claim-?"))) == 2
+
+
+def one_is_born(out: Path, session: int) -> bool:
+    return bool(workers_of(session))
+
+
+def both_are_born(out: Path, session: int) -> bool:
+    return len(workers_of(session)) == 2
+
+
+@pytest.mark.parametrize(("command", "moment"), [
+    (FINETUNE, both_are_at_it),
+    pytest.param(FINETUNE, one_is_born, marks=pytest.mark.slow),
+    pytest.param(FINETUNE, both_are_born, marks=pytest.mark.slow),
+    (PREPARE, one_is_born),
+    pytest.param(PREPARE, both_are_born, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_ctrl_c_is_one_line_of_the_parent(
+    command: list[str], moment: Callable[[Path, int], bool], folder: Path, tmp_path: Path
+) -> None:
+    """As a terminal sends it, to every process at once; also while the workers import."""
+    out = tmp_path / "out"
+    running = start(command, folder, out)
+    wait_until(lambda: moment(out, running.pid), 100)
+    os.killpg(running.pid, signal.SIGINT)
+    _, told = running.communicate(timeout=100)
+    assert told.strip().splitlines()[-1] == "latemask: interrupted"
+    assert "Traceback" not in told
+    assert running.returncode == 130
+    wait_until(lambda: not of_session(running.pid))
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_their_parent(number: int, folder: Path, tmp_path: Path) -> None:
+    """However it ends, and they give up what they were at."""
+    out = tmp_path / "out"
+    running = start(FINETUNE, folder, out)
+    try:
+        wait_until(lambda: both_are_at_it(out, running.pid), 100)
+        running.send_signal(number)
+        assert running.wait(30) == -number
+        wait_until(lambda: not of_session(running.pid))
+        assert list(out.iterdir()) == []
+    finally:
+        for left in of_session(running.pid):
+            os.kill(left, signal.SIGKILL)
