@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,18 @@ def test_any_other_bad_line_is_refused_by_number(bad: bytes, tmp_path: Path) -> 
         journal.read(path)
 
 
+def test_what_is_made_again_at_the_resumed_step_is_taken_out(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    book = Journal(path)
+    for step in (0, 3):
+        for kind in ("train", "validation", "save"):
+            book.add(kind, step=step)
+    book.close()
+    Journal(path, (3, 3), again={"validation"}).close()
+    kept = [(line["kind"], line["step"]) for line in journal.read(path)]
+    assert kept == [("train", 0), ("validation", 0), ("save", 0), ("train", 3), ("save", 3)]
+
+
 def test_going_on_takes_out_what_is_met_again(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     book = Journal(path)
@@ -113,6 +126,32 @@ def test_going_on_takes_out_what_is_met_again(tmp_path: Path) -> None:
     Journal(path).close()
     assert journal.read(path) == []
     assert [file.name for file in tmp_path.iterdir()] == ["journal.jsonl"]
+
+
+def test_a_run_goes_on_with_the_whole_lines_of_a_broken_journal(
+    run_folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """What was there stays under another name, each time under one of its own."""
+    out = tmp_path / "run"
+    shutil.copytree(run_folder, out)
+    path = out / "journal.jsonl"
+    whole = path.read_bytes().splitlines(keepends=True)
+    for number, name in enumerate(["broken-journal.jsonl", "broken-journal-2.jsonl"]):
+        spoilt = [whole[0], b"\xff{\0\n", *whole[1:3], b'{"kind": "train", "step": 2.5}\n', *whole[4:]]
+        path.write_bytes(b"".join(spoilt))
+        with pytest.raises(Refusal, match=r"journal.jsonl:2: .*go on with the run"):
+            journal.read(path)
+        assert pretrain(None, None, out, resume="always").reason == "steps"
+        told = capfd.readouterr().err
+        assert "line 2, 5: no JSON object" in told
+        assert name in told
+        assert (out / name).read_bytes() == b"".join(spoilt)
+        lines = path.read_bytes().splitlines(keepends=True)
+        assert lines[: len(whole) - 1] == [*whole[:3], *whole[4:]]
+        assert [line["kind"] for line in journal.read(path)[len(whole) - 1 :]] == ["resume", "end"]
+        assert len(list(out.glob("broken-*"))) == number + 1
+    assert pretrain(None, None, out, resume="if-present").reason == "steps"
+    assert len(list(out.glob("broken-*"))) == 2
 
 
 def test_what_is_not_finite_is_null_and_listeners_hear_every_line(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from latemask.training import checkpoint, guards, journal, loop
 from latemask.training.distributed import World
 from latemask.training.loop import Diverged, pretrain
 from latemask.training.schedules import learning_rate
+from latemask.training.validation import Validation
 from training_support import (
     Gradients,
     Process,
@@ -91,6 +92,56 @@ def test_a_signal_is_answered_at_once_and_says_what_comes(
         os.kill(os.getpid(), signal.SIGTERM)
     assert heard == [signal.SIGTERM]
     assert "SIGTERM" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("step", "saves", "seconds"), [(0, 3, None), (2, 3, None), (3, 3, None), (6, 3, None),
+                                                         (6, 6, 1e6)])  # fmt: skip
+def test_a_signal_breaks_a_validation_off_and_the_resumed_run_makes_it(
+    step: int, saves: int, seconds: float | None, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second of its three passes no third is made, whether it is the first, one between saves, or the last; the
+    run that goes on is the one never stopped, with the same best step, and no validation is missing or comes twice."""
+    run = tiny_run(validate_every=2 if step == 2 else 3, save_every=saves, max_seconds=seconds)
+    pretrain(run, data, tmp_path / "whole")
+    measure, passes = Validation.loss, []
+
+    def measured(validation, model, *rest):
+        def counted(*inputs):
+            made = any(line["step"] == step - (step > 0) for line in lines_of(tmp_path / "run", "train", "start"))
+            passes.append(made)
+            if sum(passes) == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return model(*inputs)
+
+        counted.train, counted.eval, counted.training = model.train, model.eval, model.training
+        return measure(validation, counted, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Validation, "loss", measured)
+        outcome = pretrain(run, data, tmp_path / "run")
+    assert (outcome.reason, outcome.step.name) == ("signal", f"step-000000{step}")
+    assert sum(passes) == 2
+    assert step not in [line["step"] for line in lines_of(tmp_path / "run", "validation")]
+    assert checkpoint.read_state(outcome.step).validation_due
+    shutil.copytree(tmp_path / "run", tmp_path / "killed")
+    assert pretrain(None, None, tmp_path / "run", resume="always").reason == "steps"
+    kinds = ("train", "validation", "plateau")
+    assert lines_of(tmp_path / "run", *kinds) == lines_of(tmp_path / "whole", *kinds)
+    states = [checkpoint.read_state(tmp_path / name / LAST) for name in ("run", "whole")]
+    assert not states[0].validation_due
+    if step != 2:
+        assert states[0].best_step == states[1].best_step
+    assert_same_bits(tmp_path / "whole" / LAST, tmp_path / "run" / LAST)
+    with monkeypatch.context() as patch:  # killed again, between the validation's line and the state that knows of it
+        patch.setattr(checkpoint, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            pretrain(None, None, tmp_path / "killed", resume="always")
+    pretrain(None, None, tmp_path / "killed", resume="always")
+    assert lines_of(tmp_path / "killed", *kinds) == lines_of(tmp_path / "whole", *kinds)
+
+
+def interrupted(*_) -> None:
+    raise KeyboardInterrupt
 
 
 def test_a_signal_too_late_to_stop_the_run_is_told(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

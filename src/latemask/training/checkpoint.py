@@ -56,6 +56,8 @@ class State:
     """Rows in a forward pass, which dropout depends on."""
     processes: int = 0
     """How many trained together."""
+    validation_due: bool = False
+    """Whether a signal broke this step's validation off: who goes on makes it first."""
     data: str = ""
     """Folder of the prepared data."""
     data_fingerprint: str = ""

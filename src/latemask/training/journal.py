@@ -6,16 +6,19 @@ that is not finite is null.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from latemask.console import warn
 from latemask.errors import Refusal
+from latemask.writing import write_whole
 
 Tracker = Literal["tensorboard", "wandb"]
 
@@ -41,15 +44,26 @@ class Listener(Protocol):
 class Journal:
     """Appends to ``journal.jsonl``.
 
-    A run resumed at ``(step, batch index)`` first takes out the lines of later steps and of skips that it meets again;
-    any other run begins anew.
+    A run resumed at ``(step, batch index)`` first takes out the lines of later steps, of skips that it meets again, and
+    of the kinds ``again`` at its own step; any other run begins anew. A journal with lines that are not whole is kept
+    as ``broken-journal.jsonl``, said on stderr, and goes on with those that are.
     """
 
-    def __init__(self, path: Path, resumed: tuple[int, int] | None = None, listeners: Sequence[Listener] = ()):
+    def __init__(
+        self,
+        path: Path,
+        resumed: tuple[int, int] | None = None,
+        listeners: Sequence[Listener] = (),
+        again: Set[str] = frozenset(),
+    ):
         if path.exists():
             step, batch = resumed or (-1, -1)
-            lines = [] if resumed is None else read(path)
-            kept = [line for line in lines if line.get("step", 0) <= step and line.get("batch", -1) < batch]
+            lines, bad = ([], {}) if resumed is None else _parsed(path)
+            if bad:
+                _keep_broken(path, bad)
+            kept = [line for line in lines
+                    if line.get("step", 0) <= step and line.get("batch", -1) < batch
+                    and not (line.get("step", 0) == step and line.get("kind") in again)]  # fmt: skip
             aside = path.with_name(f".{path.name}.partial")
             try:
                 with aside.open("wb", buffering=0) as file:
@@ -87,7 +101,17 @@ def _errors_are_the_tracker_s(name: str) -> Iterator[None]:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Every whole line; a last line cut short by a kill is left out. Raises ``Refusal`` on any other bad line."""
-    lines = []
+    lines, bad = _parsed(path)
+    for number, text in bad.items():
+        found = repr(text[:80].decode(errors="replace"))
+        raise Refusal(f"{path}:{number}", found, "a JSON object whose step is a whole number",
+                      "Delete this line, or go on with the run: it sets it aside")  # fmt: skip
+    return lines
+
+
+def _parsed(path: Path) -> tuple[list[dict[str, Any]], dict[int, bytes]]:
+    """Every whole line, and the others by number, but for a last one cut short by a kill."""
+    lines, bad = [], {}
     texts = path.read_bytes().split(b"\n")
     for number, text in enumerate(texts, 1):
         try:
@@ -97,9 +121,15 @@ def read(path: Path) -> list[dict[str, Any]]:
         if isinstance(line, dict) and all(isinstance(line.get(name, 0), int) for name in ("step", "batch")):
             lines += [line] if line else []
         elif number != len(texts):
-            found = repr(text[:80].decode(errors="replace"))
-            raise Refusal(f"{path}:{number}", found, "a JSON object whose step is a whole number", "Delete this line")
-    return lines
+            bad[number] = text
+    return lines, bad
+
+
+def _keep_broken(path: Path, bad: Mapping[int, bytes]) -> None:
+    names = (f"broken-journal{f'-{number}' * (number > 1)}.jsonl" for number in itertools.count(1))
+    kept = write_whole(next(place for name in names if not (place := path.with_name(name)).exists()), path.read_bytes())
+    where = ", ".join(map(str, list(bad)[:5])) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+    warn(f"{path}: line {where}: no JSON object whose step is a whole number; left out (all of it is in {kept.name})")
 
 
 WHOLE, NUMBER, TEXT, FIELDS = (int,), (int, float), (str,), (dict,)

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -86,7 +85,7 @@ def pretrain(
     ``resume``: "always" goes on from the newest whole checkpoint in ``out`` (``run`` and ``data`` may be None: the
     checkpoint says); "if-present" starts where there is none. ``overwrite`` replaces the run that the folder holds.
     SIGTERM and Ctrl-C save and stop: one process before its next micro-batch (what it did of the step is done again by
-    the resumed run), several after the step.
+    the resumed run), several after the step. A validation is broken off, and made by the resumed run.
 
     Raises ``Refusal`` for settings, data or folders that cannot be used, and ``Diverged`` where training broke down;
     the last good checkpoint stays.
@@ -188,8 +187,10 @@ def _train(
         if world.leads:
             listeners = journal.listeners(trackers, out, dataclasses.asdict(run))
             resumed_at = (state.updates, state.batch_index) if is_resumed else None
+            again = {"validation", "plateau"} if state.validation_due else set()
             with disk_errors_are_refused(out / "journal.jsonl", others=True):
-                book = stack.enter_context(closing(journal.Journal(out / "journal.jsonl", resumed_at, listeners)))
+                opened = journal.Journal(out / "journal.jsonl", resumed_at, listeners, again)
+                book = stack.enter_context(closing(opened))
             if parts.validation is not None:
                 lines = journal.read(out / "journal.jsonl")
                 plateau = Plateau(run, parts.validation.unigram_loss, lines)
@@ -250,14 +251,21 @@ def _train(
             state = dataclasses.replace(state, loss_steps=0)
             logged_step, logged_at = state.updates, seconds
 
+        def breaks_off(done_share: float) -> bool:
+            """Between the passes of a validation: a sign of life, and whether rank 0 has heard a signal."""
+            display.validating(state.updates, done_share)
+            return bool(world.decide(float(bool(signalled)))[0])
+
         def validate(is_saved: bool) -> None:
             nonlocal state, validation_loss, validated_step
             validated_step = state.updates
-            if parts.validation is None:
+            loss = None
+            if parts.validation is not None:
+                with watch.paused():
+                    loss = parts.validation.loss(model, parts.micro_rows, parts.precision, world, breaks_off)
+            state = dataclasses.replace(state, validation_due=parts.validation is not None and loss is None)
+            if parts.validation is None or loss is None:
                 return
-            with watch.paused():
-                told = partial(display.validating, state.updates)
-                loss = parts.validation.loss(model, parts.micro_rows, parts.precision, world, told)
             validation_loss = loss.overall if state.updates else None
             is_best = state.best_loss is None or loss.overall < state.best_loss
             if is_saved and is_best and math.isfinite(loss.overall):
@@ -301,6 +309,7 @@ def _train(
             note("resume", **told)
         else:
             note("start", **told)
+        if not is_resumed or state.validation_due:
             validate(is_saved=True)
             save()
 
@@ -351,6 +360,8 @@ def _train(
             log(rate, norm)
         if reason == "seconds" and state.updates > validated_step:
             validate(is_saved=True)
+        if state.validation_due:
+            reason = "signal"
         last = save()
         note("end", reason=reason, seconds=watch.seconds, tokens=state.updates * batch_tokens,
              word_frequencies_only=plateau and plateau.is_there)  # fmt: skip

@@ -62,9 +62,10 @@ class Validation:
         micro_rows: int,
         precision: Callable,
         world: World,
-        told: Callable[[float], None] = lambda done_share: None,
-    ) -> Loss:
-        """Measured in evaluation mode; each process takes its share of the rows; ``told`` hears how much is done."""
+        stops: Callable[[float], bool] = lambda done_share: False,
+    ) -> Loss | None:
+        """Measured in evaluation mode; each process takes its share of the rows. None where ``stops``, which is told
+        before each pass how much is done, said so: on every process in the same pass."""
         was_training = model.training
         model.eval()
         sums = torch.zeros(len(self.source_names) + 1, 2, dtype=torch.float64)
@@ -72,7 +73,9 @@ class Validation:
         mine = [(start, min(start + micro_rows, last)) for start in range(first, last, micro_rows)]
         passes = math.ceil(math.ceil(len(self) / world.size) / micro_rows)
         for number in range(passes):
-            told(number / passes)
+            if stops(number / passes):
+                model.train(was_training)
+                return None
             start, stop = mine[number] if number < len(mine) else [(0, 1), *mine][-1]
             batch = self.batches.batch(start, stop)
             with precision():
