@@ -176,10 +176,14 @@ def test_saved_on_some_and_resumed_on_others(counts: tuple[int, ...], data: Path
     assert_same_losses(out, alone)
 
 
-def test_the_signal_of_rank_0_decides(data: Path, tmp_path: Path) -> None:
-    """All stop at the same step; another process's signal alone changes nothing."""
+def test_the_signal_of_rank_0_decides(data: Path, alone: Path, tmp_path: Path) -> None:
+    """All stop at the same step, before its validation, which the resumed run makes; another process's signal alone
+    changes nothing."""
     stopped = on_ranks(2, partial(stopping, steady(), data, tmp_path / "first", 2, who=0))
     assert {(outcome.reason, outcome.step.name) for outcome in stopped} == {("signal", "step-0000003")}
+    assert [line["step"] for line in lines_of(tmp_path / "first", "validation")] == [0]
+    on_ranks(2, partial(pretrain, None, None, tmp_path / "first", resume="always"))
+    assert_same_losses(tmp_path / "first", alone)
     went_on = on_ranks(2, partial(stopping, steady(), data, tmp_path / "second", 2, who=1))
     assert {(outcome.reason, outcome.step.name) for outcome in went_on} == {("steps", LAST)}
 

@@ -192,6 +192,12 @@ def reporting(folder: Path) -> None:
     run_report(ReportOptions((str(folder / "run"),), out=folder / "page.html"))
 
 
+def going_on(folder: Path) -> None:
+    """No journal is a reason to stop, and what the run goes on with is whole."""
+    pretrain(None, folder / "data", folder / "run", resume="always")
+    assert journal.read(folder / "run" / "journal.jsonl")[-1]["kind"] == "end"
+
+
 def an_export(folder: Path) -> None:
     shape = {"depth": 1, "width": 32, "heads": 2, "feedforward": 64, "row_tokens": 48, "positions": "absolute"}
     run = replace(recipe("mlm_tiny"), {f"shape.{name}": value for name, value in shape.items()})
@@ -263,6 +269,7 @@ TARGETS = {
     "newest-step": Target(a_run, "run/step-0000002/*", resuming),
     "step-with-checksums": Target(a_run, "run/step-0000002/*", reading_step),
     "journal": Target(a_run, "run/journal.jsonl", reporting),
+    "journal-resumed": Target(a_run, "run/journal.jsonl", going_on),
     "export": Target(an_export, "hf/*", loading),
     "glue": Target(tasks, "*/*.tsv", reading_tasks),
     "squad": Target(questions, "train.json", reading_questions),
@@ -314,7 +321,7 @@ def test_damaged_files_are_used_or_refused(name: str, count: int, tmp_path: Path
     target.make(tmp_path / "whole")
     met = Process(lambda: fuzz(target, tmp_path, range(count))).join(7000)
     assert sum(met.values()) == count
-    if name == "newest-step":
+    if name in ("newest-step", "journal-resumed"):
         assert met["used"] == count
     elif count > 100:
         assert met["refused"] > 0

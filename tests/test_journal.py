@@ -103,7 +103,7 @@ def test_what_is_made_again_at_the_resumed_step_is_taken_out(tmp_path: Path) -> 
         for kind in ("train", "validation", "save"):
             book.add(kind, step=step)
     book.close()
-    Journal(path, (3, 3), again={"validation"}).close()
+    Journal(path, (3, 3), again=("validation",)).close()
     kept = [(line["kind"], line["step"]) for line in journal.read(path)]
     assert kept == [("train", 0), ("validation", 0), ("save", 0), ("train", 3), ("save", 3)]
 

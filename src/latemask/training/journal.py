@@ -10,7 +10,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import RawIOBase
 from pathlib import Path
@@ -54,7 +54,7 @@ class Journal:
         path: Path,
         resumed: tuple[int, int] | None = None,
         listeners: Sequence[Listener] = (),
-        again: Set[str] = frozenset(),
+        again: Sequence[str] = (),
     ):
         if path.exists():
             step, batch = resumed or (-1, -1)

@@ -187,7 +187,7 @@ def _train(
         if world.leads:
             listeners = journal.listeners(trackers, out, dataclasses.asdict(run))
             resumed_at = (state.updates, state.batch_index) if is_resumed else None
-            again = {"validation", "plateau"} if state.validation_due else set()
+            again = ("validation", "plateau") if state.validation_due else ()
             with disk_errors_are_refused(out / "journal.jsonl", others=True):
                 opened = journal.Journal(out / "journal.jsonl", resumed_at, listeners, again)
                 book = stack.enter_context(closing(opened))
