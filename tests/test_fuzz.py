@@ -37,6 +37,7 @@ from latemask.downstream.settings import Settings
 from latemask.downstream.squad import make_windows, read_squad
 from latemask.downstream.tasks import GLUE
 from latemask.errors import Refusal
+from latemask.hf.checksums import SUMS
 from latemask.hf.exporting import export
 from latemask.hf.loading import load_encoder, load_tokenizer_of
 from latemask.recipes import recipe
@@ -47,7 +48,7 @@ from latemask.text.store import open_store
 from latemask.text.tokenizer import load_tokenizer
 from latemask.training import checkpoint, journal
 from latemask.training.loop import pretrain
-from latemask.writing import json_checksum
+from latemask.writing import file_checksum, json_checksum
 from trained import TEXT, byte_level, write_run
 from training_support import Process, tiny_run, write_store
 
@@ -175,7 +176,7 @@ def reading_step(folder: Path) -> None:
     path = step / checkpoint.STATE
     try:
         content = json.loads(path.read_bytes())
-        content["files"] = {name: checkpoint._digest(step / name) for name in checkpoint.CHECKED}
+        content["files"] = {name: file_checksum(step / name) for name in checkpoint.CHECKED}
         content.pop("checksum", None)
         path.write_text(json.dumps(content | {"checksum": json_checksum(content)}))
     except (ValueError, TypeError):
@@ -206,6 +207,11 @@ def an_export(folder: Path) -> None:
         patch.setattr("latemask.hf.exporting.verify", lambda *_, **__: fake_verified())
         export(folder / "run", folder / "hf")
     shutil.rmtree(folder / "run")
+
+
+def an_export_without_checksums(folder: Path) -> None:
+    an_export(folder)
+    (folder / "hf" / SUMS).unlink()
 
 
 def fake_verified() -> Any:
@@ -271,6 +277,7 @@ TARGETS = {
     "journal": Target(a_run, "run/journal.jsonl", reporting),
     "journal-resumed": Target(a_run, "run/journal.jsonl", going_on),
     "export": Target(an_export, "hf/*", loading),
+    "export-without-checksums": Target(an_export_without_checksums, "hf/*", loading),
     "glue": Target(tasks, "*/*.tsv", reading_tasks),
     "squad": Target(questions, "train.json", reading_questions),
     "blimp": Target(minimal_pairs, "*.jsonl", read_pairs),

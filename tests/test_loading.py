@@ -19,6 +19,7 @@ from latemask.downstream.saving import FACTS, HEAD, load_finetuned, save_finetun
 from latemask.downstream.tasks import own_task
 from latemask.errors import Refusal
 from latemask.hf import export
+from latemask.hf.checksums import SUMS
 from latemask.hf.loading import load_masked_model
 from latemask.model.pretrainer import Pretrainer
 from latemask.training import checkpoint
@@ -164,6 +165,7 @@ def finetuned(request, tmp_path) -> Path:
     save_finetuned(FineTuned(model.encoder, "classification", 2, 0.0), model, Asked("classification"), {},
                    tmp_path / "saved")  # fmt: skip
     load_finetuned(tmp_path / "saved")
+    (tmp_path / "saved" / SUMS).unlink()  # what is damaged here is damaged with a purpose
     return tmp_path / "saved"
 
 
@@ -215,6 +217,7 @@ def test_a_head_beside_a_model_that_has_none_is_unexpected(tmp_path):
     model = Model.load(tmp_path / "run")
     save_finetuned(FineTuned(model.encoder, "similarity", 0, 0.0), model, Asked("similarity"), {}, tmp_path / "saved")
     load_finetuned(tmp_path / "saved")
+    (tmp_path / "saved" / SUMS).unlink()
     save_file(nn.Linear(2, 2).state_dict(), tmp_path / "saved" / HEAD)
     with pytest.raises(Refusal, match="unexpected bias, unexpected weight"):
         load_finetuned(tmp_path / "saved")

@@ -61,6 +61,12 @@ def json_checksum(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
+def file_checksum(path: Path) -> str:
+    """SHA-256 (hex) of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def check_free(out: Path, overwrite: bool, mark: str, line: str = "") -> None:
     """Remove what a killed process left aside, and raise ``Refusal`` where ``out`` may not be written: another process
     is at it, or something is there, and it is not a folder that ``overwrite`` gives up: one with the file ``mark``, in

@@ -2,7 +2,8 @@
 
 ``config.json`` and ``model.safetensors`` hold encoder and head as ``RobertaForSequenceClassification`` or
 ``MPNetForSequenceClassification`` (classes and numbers), else the encoder alone; ``head.safetensors`` the head,
-``finetuned.json`` the class names (``id2label``), the task and the point's whole result.
+``finetuned.json`` the class names (``id2label``), the task and the point's whole result, ``SHA256SUMS`` what all these
+were.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from latemask.downstream.tasks import GLUE, Kind, Task
 from latemask.errors import Refusal
 from latemask.fields import require, typed
 from latemask.hf import stock
+from latemask.hf.checksums import write_sums
 from latemask.hf.loading import Source, TransformersEncoder
 from latemask.hf.tokenization import write_tokenizer
 from latemask.training import checkpoint
@@ -61,6 +63,7 @@ def save_finetuned(net: FineTuned, model: Model, problem: Problem, result: dict[
         _write_encoder(aside, net, model, problem, head)
         write_tokenizer(aside, model.tokenizer, model.row_tokens, is_foreign=is_foreign)
         (aside / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_sums(aside)
 
 
 def load_finetuned(folder: str | Path) -> tuple[FineTuned, Model, dict[str, Any]]:

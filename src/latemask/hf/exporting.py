@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from latemask.errors import Refusal
 from latemask.hf import modeling_latemask, stock
 from latemask.hf.card import TAG, card
+from latemask.hf.checksums import write_sums
 from latemask.hf.loading import Source
 from latemask.hf.options import Kind
 from latemask.hf.sentence import write_sentence
@@ -73,6 +74,7 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
         verified = verify(aside, model, tokenizer, trusts_code=has_code)
         text = card(step, run, verified, tokenizer.special_names, fills_masks=fills_masks, has_code=has_code)
         (aside / CARD).write_text(text, encoding="utf-8")
+        write_sums(aside, free=(CARD,))
     return Exported(**vars(verified), folder=out)
 
 

@@ -34,6 +34,7 @@ from transformers import (
 from latemask.config import MaskInEncoder
 from latemask.errors import Refusal
 from latemask.fields import typed
+from latemask.hf.checksums import check_sums
 from latemask.hf.modeling_latemask import LatemaskConfig, LatemaskForMaskedLM, LatemaskModel
 from latemask.model.encoder import Encoder
 from latemask.model.masked_model import MaskedModel
@@ -128,14 +129,16 @@ class TransformersMaskedModel(_Foreign):
 
 @dataclass(frozen=True)
 class Source:
-    """What a folder or name means: a step folder (its files were checked), or a Hugging Face folder or name."""
+    """What a folder or name means: a step folder, or a Hugging Face folder or name. Files that carry checksums were
+    checked."""
 
     name: str
     step: Path | None
 
     @classmethod
     def of(cls, folder: Path | str) -> Source:
-        """Raises ``Refusal`` for a folder that holds neither, and for a path that does not exist."""
+        """Raises ``Refusal`` for a folder that holds neither, for a path that does not exist, and for a file that has
+        changed since latemask wrote it."""
         path = Path(folder)
         if not path.is_dir():
             parent_is_here = len(path.parts) > 1 and path.parent.exists()
@@ -146,6 +149,7 @@ class Source:
             return cls(str(folder), checkpoint.resolve(path))
         if not (path / CONFIG).is_file():
             raise Refusal(folder, f"no checkpoint and no {CONFIG}", SOURCES)
+        check_sums(path)
         return cls(str(folder), None)
 
     def encoder(self) -> Encoder | TransformersEncoder:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -25,7 +24,7 @@ from latemask.config import Run, typed
 from latemask.errors import Refusal
 from latemask.model.encoder import Encoder
 from latemask.model.pretrainer import Pretrainer
-from latemask.writing import json_checksum, remove, write_whole, written_aside
+from latemask.writing import file_checksum, json_checksum, remove, write_whole, written_aside
 
 ENCODER, REST, OPTIMIZER = "encoder.safetensors", "rest.safetensors", "optimizer.safetensors"
 RUN, STATE, TOKENIZER = "run.json", "state.json", "tokenizer.json"
@@ -90,7 +89,7 @@ def fault(step: Path, read: Set[str] = CHECKED) -> str | None:
         if content["files"].keys() != CHECKED:
             return f"{STATE} has checksums of {', '.join(content['files'])}"
         for name, digest in content["files"].items():
-            if name in read and _digest(step / name) != digest:
+            if name in read and file_checksum(step / name) != digest:
                 return f"{name} differs from its checksum"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
@@ -148,7 +147,7 @@ def write(
         save_file({name: tensor.detach().cpu().contiguous() for name, tensor in optimizer.items()}, aside / OPTIMIZER)
         (aside / RUN).write_text(run.to_json())
         (aside / TOKENIZER).write_bytes(tokenizer)
-        (aside / STATE).write_text(_state_text(state, {name: _digest(aside / name) for name in sorted(CHECKED)}))
+        (aside / STATE).write_text(_state_text(state, {name: file_checksum(aside / name) for name in sorted(CHECKED)}))
     return final
 
 
@@ -260,8 +259,3 @@ def _text(path: Path) -> str:
         raise Refusal(path, "no such file", "a step folder") from None
     except (UnicodeDecodeError, OSError) as error:
         raise Refusal(path, f"an unreadable file ({type(error).__name__})", "JSON") from None
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
