@@ -150,6 +150,10 @@ def test_the_command_scores_runs_and_hugging_face_models(tmp_path, capsys):
         said = capsys.readouterr()
         assert "ties (wrong)" in said.out
         assert "pairs.jsonl: 1 rows left out" in said.err
+        assert found["subset"] == {}
+        part = evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "pairs.jsonl"), out=str(out), first=1))
+        assert (part["pairs"], part["subset"]) == (1, {"pairs": "the first 1 of each file"})
+        assert "Subset, not to be set beside published numbers" in capsys.readouterr().out
 
 
 def prepared(folder):
@@ -198,7 +202,7 @@ def test_a_hugging_face_model_is_asked_for_the_same_masks(tmp_path):
         evaluate(EvaluateOptions(str(tmp_path / "roberta"), "masked-loss", str(text), row_tokens=64))
 
 
-def test_similarity_and_saved_models(tmp_path):
+def test_similarity_and_saved_models(tmp_path, capsys):
     run_of(tmp_path)
     model = str(tmp_path / "runs" / "mae_lm")
     rows = [{"a": "the cat saw", "b": "the cat saw", "score": 5.0}, {"a": "the cat", "b": "Paris;", "score": 1.0},
@@ -223,5 +227,15 @@ def test_similarity_and_saved_models(tmp_path):
             EvaluateOptions(str(saved), "finetuned", str(tmp_path), dev="pairs.jsonl", out=str(tmp_path / "y.json"))
         )
         assert again["scores"]["dev"] == pytest.approx(row["scores"]["dev"])
+        assert again["subset"] == row["subset"] == {}
+    [row] = finetune(FinetuneOptions(model, out=str(tmp_path / "some"), train_rows=2, **shared))
+    assert row["subset"] == {"train": "2 of 3"}
+    capsys.readouterr()
+    [saved] = (tmp_path / "some").glob("*.model")
+    again = evaluate(
+        EvaluateOptions(str(saved), "finetuned", str(tmp_path), dev="pairs.jsonl", out=str(tmp_path / "y.json"))
+    )
+    assert again["subset"] == {"train": "2 of 3"}  # what it was trained on goes with it
+    assert "Subset, not to be set beside published numbers: train 2 of 3" in capsys.readouterr().out
     with pytest.raises(Refusal, match=r"no finetuned\.json"):
         evaluate(EvaluateOptions(model, "finetuned", str(tmp_path), dev="pairs.jsonl"))

@@ -13,7 +13,7 @@ import pytest
 
 from latemask.downstream import claims
 from latemask.downstream.claims import being_done, claimed, is_done, read_results
-from latemask.downstream.grid import PAPER, QUICK, point_name, points_of, space_of, summarize
+from latemask.downstream.grid import PAPER, QUICK, point_name, points_of, said, space_of, summarize
 from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import GLUE, SQUAD, own_task
 from latemask.errors import Refusal
@@ -94,6 +94,12 @@ def test_the_best_setting_is_the_one_with_the_best_median():
     assert (row["points"], row["runs"], row["degenerate"], row["seconds"]) == (3, 7, 0, 14.0)
     [row] = summarize(lucky)
     assert row["degenerate"] == 2
+    assert said(row["settings"]) == "2 epochs, rate 3e-05, batch 32, warm-up 0.06"
+    bold = [{**item, "null_threshold": 2.5, "score": item["score"] + 0.05} for item in lucky]
+    [row] = summarize([*lucky, *bold])  # of another threshold is another setting
+    assert row["points"] == 2
+    assert row["median"] == pytest.approx(0.55)
+    assert said(row["settings"] | {"dropout": 0.0}).endswith("warm-up 0.06, dropout 0.0, null threshold 2.5")
     other = [{**item, "model": {"weights": "v", "folder": "y"}} for item in lucky]
     assert len(summarize([*lucky, *other])) == 2
 

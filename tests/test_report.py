@@ -17,7 +17,7 @@ from latemask.errors import Refusal
 from latemask.report import plots
 from latemask.report.costs import costs_table
 from latemask.report.curves import checkpoint_drawings, loss_drawings
-from latemask.report.downstream import glue_table, masked_loss_table, pairs_table, tasks_table
+from latemask.report.downstream import glue_table, masked_loss_table, pairs_table, similarity_table, tasks_table
 from latemask.report.folders import RunFolder, read_folders, readable
 from latemask.report.page import ReportOptions, html_page, parts, run_report
 from latemask.report.published import TABLE_1
@@ -406,6 +406,24 @@ def test_no_average_of_fewer_than_eight_tasks_and_failed_runs_are_flagged(tmp_pa
     assert "AVG" not in row
     assert row["RTE"] == "53.0 [53.0..53.0] ‡"
     assert "x on RTE (1 of 2 seeds)" in table.note
+
+
+def test_two_tasks_of_ones_own_are_two_rows(tmp_path):
+    one = {**point("rte", 0.6, fingerprint="one"), "task": "own", "title": "own"}
+    two = {**point("rte", 0.7, fingerprint="two"), "task": "own", "title": "own"}
+    table = tasks_table(read_folders([put(tmp_path / "x", one, two)]))
+    assert sorted(str(row[3]) for row in table.rows) == ["60.0", "70.0"]
+
+
+def test_evaluations_on_a_part_of_the_data_are_marked(tmp_path):
+    part = {"subset": {"pairs": "the first 2 of each file"}}
+    folders = read_folders([put(tmp_path / "x", {**pairs("x", 0.6), **part}, {**similarity("x"), **part})])
+    for table in (pairs_table(folders), similarity_table(folders)):
+        assert "†" in str(table.columns) + str(table.rows)
+        assert "† A subset, not comparable with published numbers: pairs the first 2 of each file." in table.note
+    whole = read_folders([put(tmp_path / "y", pairs("y", 0.6), similarity("y"))])
+    for table in (pairs_table(whole), similarity_table(whole)):
+        assert "†" not in f"{table.columns}{table.rows}{table.note}"
 
 
 def test_complete_data_go_before_a_subset_of_them(tmp_path):

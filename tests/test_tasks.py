@@ -136,6 +136,32 @@ def test_own_labels_that_cannot_be_used(tmp_path):
         own_task("classification", ["label"], "label", "a", "b")
 
 
+def test_metrics_and_names_that_do_not_fit_are_refused_before_anything_runs(tmp_path):
+    for kind, metric in (
+        ("classification", "wrong"),
+        ("classification", "span_f1"),
+        ("classification", "spearman"),
+        ("regression", "accuracy"),
+        ("similarity", "matthews"),
+        ("tokens", "f1"),
+    ):
+        texts = ["a", "b"] if kind == "similarity" else ["a"]
+        with pytest.raises(Refusal, match=rf"--metrics: found {metric}; wanted .* for {kind}"):
+            own_task(kind, texts, "label", "x", "y", metrics=[metric])
+    for name in ("rte", "squad2", "glue", "", "../up", "a b"):
+        with pytest.raises(Refusal, match="--name"):
+            own_task("classification", ["a"], "label", "x", "y", name=name)
+    rows = [{"text": "a", "label": label} for label in "xyz"]
+    task = own_task("classification", ["text"], "label", "train.jsonl", "dev.jsonl", metrics=["f1"])
+    for name in task.files.values():
+        write(tmp_path, name, [json.dumps(row) for row in rows])
+    with pytest.raises(Refusal, match="f1, of 3 classes; wanted macro_f1"):
+        read_task(task, tmp_path)
+    for name in task.files.values():
+        write(tmp_path, name, [json.dumps(row) for row in rows[:2]])
+    assert read_task(task, tmp_path)[0].labels == ("x", "y")
+
+
 def test_words_and_their_labels(tmp_path):
     rows = [
         {"text": ["New", "York"], "label": ["B-L", "I-L"]},
@@ -171,6 +197,36 @@ def test_hub_data_mean_the_same_as_the_files(tmp_path):
         assert from_hub[split].labels == from_files[split].labels == [1, 0]
     with pytest.raises(Refusal, match="a column 'question'"):
         read_task(GLUE["qnli"], f"hub:{tmp_path / 'hub'}")
+
+
+def test_tasks_of_ones_own_on_the_hub_name_their_splits(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    from latemask.downstream.options import FinetuneOptions
+    from latemask.downstream.runner import tasks_of
+
+    items = datasets.ClassLabel(names=["O", "B-L"])
+    listed = datasets.Sequence(items)
+    features = datasets.Features({"words": datasets.Sequence(datasets.Value("string")), "tags": listed})
+    for split, word in (("train", "a"), ("validation", "b"), ("test", "c")):
+        rows = {"words": [[word, "York"]], "tags": [[0, 1]]}
+        datasets.Dataset.from_dict(rows, features).to_parquet(tmp_path / f"{split}.parquet")
+    data = f"hub:{tmp_path}"
+    for dev, word in (("", "b"), ("test", "c")):
+        [task] = tasks_of(FinetuneOptions("x", ("own",), data, kind="tokens", texts=("words",), label="tags", dev=dev))
+        task, examples = read_task(task, data)
+        assert examples["train"].texts == [(["a", "York"],)]
+        assert examples["dev"].texts == [([word, "York"],)]
+        assert task.labels == ("B-L", "O")  # names, not numbers: spans need them
+        assert examples["dev"].labels == [[1, 0]]
+    [task] = tasks_of(FinetuneOptions("x", ("own",), data, texts=("words",), label="tags", train="none"))
+    with pytest.raises(Refusal, match="splits train, validation, test; wanted a split 'none'"):
+        read_task(task, data)
+    [task] = tasks_of(FinetuneOptions("x", ("mnli",), data, train="test"))
+    assert task.hub_splits == {
+        "train": "test",
+        "matched": "validation_matched",
+        "mismatched": "validation_mismatched",
+    }
 
 
 def test_table_1():

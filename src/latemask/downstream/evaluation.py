@@ -108,7 +108,15 @@ def _blimp(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
     rows_of_table = [(name, f"{100 * part['accuracy']:.1f}", part["pairs"], part["ties"])
                      for name, part in [*found["fields"].items(), ("overall", found)]]  # fmt: skip
     console.table(f"Minimal pairs, {options.model}", ("field", "accuracy", "pairs", "ties (wrong)"), rows_of_table)
-    return {"model": facts, "score": found["accuracy"], "refused_rows": refused, **found}
+    subset = {} if options.first is None else {"pairs": f"the first {options.first:,} of each file"}
+    _say_subset(subset)
+    return {"model": facts, "score": found["accuracy"], "refused_rows": refused, "subset": subset, **found}
+
+
+def _say_subset(subset: dict[str, str]) -> None:
+    if subset:
+        parts = ", ".join(f"{name} {mark}" for name, mark in subset.items())
+        console.say(f"Subset, not to be set beside published numbers: {parts}")
 
 
 def _batch_tokens(options: EvaluateOptions, device: torch.device) -> int:
@@ -158,8 +166,18 @@ def _similarity(options: EvaluateOptions, device: torch.device) -> dict[str, Any
     scores = {"spearman": spearman(found, held.labels), "pearson": pearson(found, held.labels)}
     console.say(f"{options.model}: Spearman {scores['spearman']:.4f}, Pearson {scores['pearson']:.4f} of {len(held):,} "
                 "cosines of mean-pooled vectors")  # fmt: skip
+    subset = task.subset({"dev": len(held)})
+    _say_subset(subset)
     return {"model": _facts(options.model)[1], "score": scores["spearman"], "scores": {"dev": scores},
-            "data": held.summary()}  # fmt: skip
+            "subset": subset, "data": held.summary()}  # fmt: skip
+
+
+def _trained_on(facts: dict[str, Any]) -> str | None:
+    """The mark of a saved model whose training data were a subset."""
+    result = facts.get("result")
+    subset = result.get("subset") if isinstance(result, dict) else None
+    mark = subset.get("train") if isinstance(subset, dict) else None
+    return None if mark is None else str(mark)
 
 
 def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
@@ -184,5 +202,8 @@ def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]
     for split, scores in evaluation.scores.items():
         console.say(f"{options.model}, {split}: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
     first = next(iter(evaluation.scores.values()))
+    if (mark := _trained_on(facts)) is not None:
+        problem.facts["subset"] = {"train": mark} | problem.facts["subset"]
+    _say_subset(problem.facts["subset"])
     return {"model": {"folder": options.model}, "task": task.name, "score": first[task.metrics[0]],
             "scores": evaluation.scores, "is_constant": evaluation.is_constant, **problem.facts}  # fmt: skip

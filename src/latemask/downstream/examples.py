@@ -65,7 +65,7 @@ def numbered(task: Task, tables: dict[str, Table]) -> tuple[Task, dict[str, Exam
 
     A row whose label is empty, or not a class or number of the task, is refused with its line. Where the task has no
     class names of its own they are those of the training table, sorted, and a development label that training lacks is
-    a ``Refusal``, as is a split without any usable row.
+    a ``Refusal``, as are a split without any usable row, and F1 (of the second class) asked of three classes.
     """
     closed = bool(task.labels) or task.kind in ("regression", "similarity")
     if not closed:
@@ -73,6 +73,8 @@ def numbered(task: Task, tables: dict[str, Table]) -> tuple[Task, dict[str, Exam
         if len(task.labels) < 2:
             found = f"one class, {task.labels[0]!r}" if task.labels else "no label"
             raise Refusal(tables["train"].path, f"{found} in column {task.label!r}", "two classes or more")
+    if "f1" in task.metrics and len(task.labels) != 2:
+        raise Refusal("--metrics", f"f1, of {len(task.labels)} classes", "macro_f1, for more than two")
     return task, {split: _examples(task, split, table, closed) for split, table in tables.items()}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from latemask.errors import Refusal
 
 HUB = "hub:"
 """Data given as ``hub:NAME`` or ``hub:NAME/CONFIGURATION`` (``hub:`` alone: the task's own) come from the hub."""
+HUB_SPLITS = {"train": "train", "dev": "validation"}
+"""What the hub calls the splits of a task that does not say."""
 
 
 def read_task(task: Task, data: str | Path) -> tuple[Task, dict[str, Examples]]:
@@ -59,10 +62,13 @@ def _from_hub(task: Task, name: str) -> tuple[Task, dict[str, Table]]:
         loaded: Any = load_dataset(*place)
     except (OSError, ValueError, FileNotFoundError) as error:
         raise Refusal(
-            f"--data hub:{name}", f"{type(error).__name__}: {str(error)[:200]}", "a data set the hub has"
+            f"--data hub:{name}",
+            f"{type(error).__name__}: {str(error)[:200]}",
+            "a data set the hub has",
+            "Without a network: files of your own, or a folder that holds the data set",
         ) from None
     columns = {own: task.hub_columns.get(own, own) for own in (*task.texts, task.label)}
-    splits = task.hub_splits or {"train": "train", "dev": "validation"}
+    splits = task.hub_splits or HUB_SPLITS
     tables = {}
     for split, theirs in splits.items():
         if theirs not in loaded:
@@ -73,13 +79,21 @@ def _from_hub(task: Task, name: str) -> tuple[Task, dict[str, Table]]:
                 raise Refusal(f"hub:{name}", f"columns {', '.join(rows.column_names)}", f"a column {column!r}")
         values = {own: rows[column if column in rows.column_names else own][:] for own, column in columns.items()}
         feature = rows.features[columns[task.label] if columns[task.label] in rows.column_names else task.label]
-        if isinstance(feature, ClassLabel):
-            values[task.label] = [feature.names[number] if number >= 0 else "" for number in values[task.label]]
+        classes = getattr(feature, "feature", feature)  # of a list's items
+        if isinstance(classes, ClassLabel):
+            values[task.label] = [_named(label, classes.names) for label in values[task.label]]
         tables[split] = Table(Path(f"hub:{name or '/'.join(task.hub or ())}:{theirs}"), values,
                               lines=list(range(1, len(rows) + 1)))  # fmt: skip
     if not task.files:
         task = dataclasses.replace(task, files=dict(splits))
     return task, tables
+
+
+def _named(label: Any, names: Sequence[str]) -> Any:
+    """A class number (or a list of them) as the hub's names; "" where there is no label."""
+    if isinstance(label, list):
+        return [_named(item, names) for item in label]
+    return names[label] if label is not None and label >= 0 else ""
 
 
 def _hub_name(name: str) -> tuple[str, str | None]:

@@ -16,6 +16,8 @@ from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import Task
 
 Size = Literal["base", "large"]
+DIMENSIONS = ("epochs", "learning_rate", "batch_rows", "warmup_share")
+"""Of a grid."""
 
 
 @dataclass(frozen=True)
@@ -28,9 +30,8 @@ class Grid:
     warmup_shares: tuple[float, ...]
 
     def points(self) -> Iterator[dict[str, Any]]:
-        names = ("epochs", "learning_rate", "batch_rows", "warmup_share")
         for values in itertools.product(self.epochs, self.learning_rates, self.batch_rows, self.warmup_shares):
-            yield dict(zip(names, values, strict=True))
+            yield dict(zip(DIMENSIONS, values, strict=True))
 
 
 SMALL_TASKS = ("cola", "rte", "mrpc", "stsb")
@@ -88,12 +89,25 @@ def point_name(task: Task, settings: Settings, identity: Mapping[str, Any]) -> s
             f"-w{settings.warmup_share:g}-s{settings.seed}-{digest}")  # fmt: skip
 
 
+def said(settings: Mapping[str, Any]) -> str:
+    """A setting in a table: the grid's dimensions, and whatever else is not the default."""
+    usual = {**Settings().to_dict(), "null_threshold": 0.0}
+    others = [
+        f", {name.replace('_', ' ')} {value}"
+        for name, value in settings.items()
+        if name in usual and name not in (*DIMENSIONS, "seed") and value != usual[name]
+    ]
+    return (f"{settings['epochs']} epochs, rate {settings['learning_rate']:g}, batch {settings['batch_rows']}, "
+            f"warm-up {settings['warmup_share']:g}") + "".join(others)  # fmt: skip
+
+
 def summarize(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One entry for each model and task: its best setting by the median over seeds, with all that stands beside it.
 
-    Keys: model, task, title, metric, subset, settings (of the best point), seeds {seed: score}, median, spread (min,
-    max, deviation), scores (split -> metric -> median), majority, degenerate (how many of the seeds), points (settings
-    tried), runs, seconds. A setting with fewer seeds than the most any has is not chosen.
+    Keys: model, task, data (fingerprint of each split), title, metric, subset, settings (of the best point), seeds
+    {seed: score}, median, spread (min, max, deviation), scores (split -> metric -> median), majority, degenerate (how
+    many of the seeds), points (settings tried), runs, seconds. A setting with fewer seeds than the most any has is not
+    chosen.
     """
     groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for result in results:
@@ -102,10 +116,15 @@ def summarize(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     return [_summary(group) for _, group in sorted(groups.items(), key=lambda item: item[0])]
 
 
+def _settings(result: Mapping[str, Any]) -> dict[str, Any]:
+    """All that was chosen for a point: of SQuAD the threshold too."""
+    return {**result["settings"], **{name: result[name] for name in ("null_threshold",) if name in result}}
+
+
 def _summary(group: list[Mapping[str, Any]]) -> dict[str, Any]:
     by_setting: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for result in group:
-        by_setting[json.dumps({**result["settings"], "seed": None}, sort_keys=True)].append(result)
+        by_setting[json.dumps({**_settings(result), "seed": None}, sort_keys=True)].append(result)
     most_seeds = max(map(len, by_setting.values()))
     full = [runs for runs in by_setting.values() if len(runs) == most_seeds]
     best = max(full, key=lambda runs: statistics.median(run["score"] for run in runs))
@@ -118,10 +137,11 @@ def _summary(group: list[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "model": first["model"],
         "task": first["task"],
+        "data": {split: facts["fingerprint"] for split, facts in first["data"].items()},
         "title": first["title"],
         "metric": first["metric"],
         "subset": first["subset"],
-        "settings": {name: value for name, value in first["settings"].items() if name != "seed"},
+        "settings": {name: value for name, value in _settings(first).items() if name != "seed"},
         "seeds": {str(run["seed"]): run["score"] for run in sorted(best, key=lambda run: run["seed"])},
         "median": statistics.median(scores),
         "spread": {

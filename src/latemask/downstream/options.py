@@ -61,9 +61,12 @@ class FinetuneOptions:
     null_threshold: float = 0.0
     """SQuAD: odds of the empty answer above which it is given."""
     train: str = ""
-    """File of the training split, where it has another name than the task's own (train.tsv, train-v2.0.json)."""
+    """File of the training split, where it has another name than the task's own (train.tsv, train-v2.0.json); with
+    hub:NAME what the hub calls the split."""
     dev: str = ""
     """File of the development split, likewise."""
+    name: str = "own"
+    """Own task: what it is called in files and tables."""
     kind: Literal["classification", "regression", "tokens", "similarity"] = "classification"
     """Own task: a class or a number for a text or pair, a class for each word, or a number for a pair by cosine."""
     texts: tuple[str, ...] = ("text",)
@@ -71,7 +74,8 @@ class FinetuneOptions:
     label: str = "label"
     """Own task: column of the label."""
     metrics: tuple[str, ...] = ()
-    """Own task: accuracy, f1, macro_f1, matthews, spearman, pearson, span_f1; the first one is the score."""
+    """Own task: accuracy, macro_f1, f1 (of the second of two classes), matthews, span_f1 (tokens), spearman, pearson;
+    the first one is the score. None: the two usual ones of its kind."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 on GPUs that have it."""
     compile: Literal["auto", "on", "off"] = "auto"

@@ -101,6 +101,8 @@ class TextProblem:
             else:
                 self.dev_rows[split] = rows, firsts
         subset = task.subset({split: len(held) for split, held in splits.items()})
+        if "train" in splits and len(splits["train"]) < len(examples["train"]):
+            subset = {"train": f"{len(splits['train']):,} of {len(examples['train']):,}"} | subset
         self.facts: dict[str, Any] = {"data": facts, "subset": subset}
 
     def _rows(self, examples: Examples) -> tuple[list[np.ndarray], list[list[int]]]:

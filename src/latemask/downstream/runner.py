@@ -15,7 +15,8 @@ from typing import Any
 
 from latemask import console
 from latemask.downstream.claims import being_done, claimed, is_done, read_results
-from latemask.downstream.grid import LARGE_FROM_WIDTH, point_name, points_of, summarize
+from latemask.downstream.glue import HUB, HUB_SPLITS
+from latemask.downstream.grid import LARGE_FROM_WIDTH, point_name, points_of, said, summarize
 from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.settings import Settings
@@ -61,10 +62,10 @@ def tasks_of(options: FinetuneOptions) -> list[Task]:
     tasks: list[Task] = []
     for name in options.task:
         if name == "own":
-            if not options.train or not options.dev:
+            if not (options.train and options.dev) and not options.data.startswith(HUB):
                 raise Refusal("--task own", "no --train or no --dev", "the names of both files")
             tasks.append(own_task(options.kind, options.texts, options.label, options.train, options.dev,
-                                  metrics=options.metrics))  # fmt: skip
+                                  options.name, options.metrics))  # fmt: skip
         elif name == "glue":
             tasks += GLUE.values()
         elif name == SQUAD.name:
@@ -86,6 +87,8 @@ def _with_files(task: Task, options: FinetuneOptions) -> Task:
     given = {"train": options.train} if options.train else {}
     if options.dev:
         given["".join(task.dev_splits)] = options.dev
+    if options.data.startswith(HUB):
+        return dataclasses.replace(task, hub_splits={**(task.hub_splits or HUB_SPLITS), **given})
     return dataclasses.replace(task, files={**task.files, **given})
 
 
@@ -232,7 +235,8 @@ def make_problem(task: Task, options: FinetuneOptions, model: Any, settings: Set
 
 def _line(name: str, result: dict[str, Any]) -> str:
     flag = f"  DEGENERATE: {'; '.join(result['degenerate_because'])}" if result["degenerate"] else ""
-    return (f"{name}: {result['metric']} {result['score']:.4g} (majority "
+    mark = " (subset)" if result["subset"] else ""
+    return (f"{name}{mark}: {result['metric']} {result['score']:.4g} (majority "
             f"{next(iter(result['majority'].values()))[result['metric']]:.4g}), {result['train_seconds']:.1f} s, "
             f"{result['examples_per_second']:.0f} examples/s{flag}")  # fmt: skip
 
@@ -241,7 +245,7 @@ def columns(summary: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Rows of the printed table: values as Table 1 has them, times 100."""
     for row in summary:
         scale = 1 if row["task"] == SQUAD.name else 100
-        settings, first = row["settings"], next(iter(row["scores"]))
+        first = next(iter(row["scores"]))
         others = {(split, name): value for split, values in row["scores"].items() for name, value in values.items()
                   if name in SHOWN and (split, name) != (first, row["metric"])}  # fmt: skip
         yield (
@@ -253,8 +257,7 @@ def columns(summary: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
             ", ".join(f"{split} {name} {scale * value:.1f}" for (split, name), value in others.items()),
             f"{scale * row['majority'][first][row['metric']]:.1f}",
             f"{row['degenerate']} of {len(row['seeds'])}" if row["degenerate"] else "",
-            f"{settings['epochs']} epochs, rate {settings['learning_rate']:g}, batch {settings['batch_rows']}, "
-            f"warm-up {settings['warmup_share']:g}",
+            said(row["settings"]),
             f"{row['runs']}",
         )
 
@@ -268,6 +271,10 @@ def print_summary(summary: list[dict[str, Any]], out: Path) -> None:
         marks = [f"{row['title']} {split}: {mark}" for row in rows for split, mark in row["subset"].items()]
         if marks:
             console.say(f"Subsets, not to be set beside published numbers: {'; '.join(marks)}")
-        average = glue_average({row["task"]: row["median"] for row in rows})
+        whole_last = sorted((row for row in rows if row["task"] in GLUE), key=lambda row: not row["subset"])
+        chosen = {row["task"]: row for row in whole_last}  # a task's whole data go before a part of them
+        average = glue_average({task: row["median"] for task, row in chosen.items()})
         if average is not None:
-            console.say(f"GLUE average of eight tasks: {100 * average:.1f}" + (" (with subsets)" if marks else ""))
+            notes = [name for name in ("subset", "degenerate") if any(row[name] for row in chosen.values())]
+            note = f" (with {' and '.join(f'{name} results' for name in notes)})" if notes else ""
+            console.say(f"GLUE average of eight tasks: {100 * average:.1f}{note}")

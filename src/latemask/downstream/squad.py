@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -175,6 +176,8 @@ class SquadProblem:
     """Training and development questions against one tokenizer (see ``problem.Problem``)."""
 
     def __init__(self, train: Squad, dev: Squad, inputs: Inputs, settings: Settings, threshold: float = NULL_THRESHOLD):
+        if math.isnan(threshold):
+            raise Refusal("--null-threshold", "nan", "a number")
         refuse_shared(train, dev)
         self.task: Task = SQUAD
         self.classes = 2
@@ -207,6 +210,7 @@ class SquadProblem:
                 for split, squad, count in (("train", train, len(windows)), ("dev", dev, len(self.windows)))
             },
             "unreachable_answers": unreachable,
+            "null_threshold": threshold,
             "subset": self.task.subset({"train": len(train.questions), "dev": len(dev.questions)}),
         }
 

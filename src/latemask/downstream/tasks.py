@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -127,12 +128,21 @@ def glue_average(scores: Mapping[str, float]) -> float | None:
     return sum(scores[name] for name in GLUE) / len(GLUE) if GLUE.keys() <= scores.keys() else None
 
 
+CLASSES, NUMBERS = ("accuracy", "macro_f1", "f1", "matthews"), ("spearman", "pearson")
+FITTING: dict[Kind, tuple[str, ...]] = {
+    "classification": CLASSES, "regression": NUMBERS, "similarity": NUMBERS,
+    "tokens": ("accuracy", "span_f1", "macro_f1", "matthews"),
+}  # fmt: skip
+"""Metrics of each kind of task of one's own; the first two where none are named."""
+
+
 def own_task(
     kind: Kind, texts: Sequence[str], label: str, train: str, dev: str, name: str = "own", metrics: Sequence[str] = ()
 ) -> Task:
     """A task of the user's own: ``texts`` and ``label`` name columns of the files ``train`` and ``dev``.
 
-    Raises ``Refusal`` where the columns do not fit the kind.
+    Raises ``Refusal`` where columns or metrics do not fit the kind, and for a name that is no plain one or another
+    task's.
     """
     by_kind = {"classification": (1, 2), "regression": (1, 2), "tokens": (1,), "similarity": (2,)}
     if kind not in by_kind:
@@ -143,10 +153,9 @@ def own_task(
         raise Refusal("--label", "nothing", "the column of the label")
     if label in texts or len(set(texts)) < len(texts):
         raise Refusal("--texts", f"{', '.join([*texts, label])}", "different columns for texts and label")
-    usual = {
-        "classification": ("accuracy", "macro_f1"),
-        "regression": ("spearman", "pearson"),
-        "similarity": ("spearman", "pearson"),
-        "tokens": ("accuracy", "span_f1"),
-    }
-    return Task(name, kind, tuple(texts), label, tuple(metrics) or usual[kind], files={"train": train, "dev": dev})
+    if wrong := [metric for metric in metrics if metric not in FITTING[kind]]:
+        raise Refusal("--metrics", wrong[0], f"{', '.join(FITTING[kind])} for {kind}")
+    if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name) or name in (*GLUE, SQUAD.name, "glue"):
+        raise Refusal("--name", repr(name), "letters, digits, _ . and -, and not the name of another task")
+    return Task(name, kind, tuple(texts), label, tuple(metrics) or FITTING[kind][:2], title=name,
+                files={"train": train, "dev": dev})  # fmt: skip

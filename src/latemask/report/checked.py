@@ -69,7 +69,8 @@ FORMS: dict[str, Any] = {
         "degenerate": FLAG, "subset": Each(TEXT, may_be_empty=True), "model": {**MODEL, "weights": TEXT}, "seed": WHOLE,
         "data": Each({"fingerprint": TEXT}), "settings": SETTINGS, "train_seconds": NUMBER, "versions": {},
         "card": OrNull(TEXT)},
-    "evaluation": {"suite": TEXT, "model": MODEL, "options": IfThere({})},
+    "evaluation": {"suite": TEXT, "model": MODEL, "options": IfThere({}),
+                   "subset": IfThere(Each(TEXT, may_be_empty=True))},
 }  # fmt: skip
 SUITES: dict[str, Any] = {
     "blimp": {"score": NUMBER, "accuracy": NUMBER, "pairs": WHOLE, "ties": WHOLE, "fields": Each({"accuracy": NUMBER})},

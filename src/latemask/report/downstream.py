@@ -6,12 +6,12 @@ A score is a median over seeds at the best setting of the grid. † marks data t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from latemask.downstream.grid import summarize
+from latemask.downstream.grid import said, summarize
 from latemask.downstream.tasks import GLUE, SQUAD, glue_average
 from latemask.report.folders import RunFolder
 from latemask.report.published import TABLE_1
@@ -75,7 +75,10 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
             scale = 1 if one["task"] == SQUAD.name else 100
             entry = Entry(folder, one["model"], one["task"], one["title"], one["metric"], scale * one["median"],
                           one["subset"], one)  # fmt: skip
-            key = (folder.name, one["model"]["weights"], one["task"])
+            # Tasks of one's own may share a name: the development data tell them apart.
+            known = one["task"] in (*GLUE, SQUAD.name)
+            dev = "" if known else str(sorted(part for split, part in one["data"].items() if split != "train"))
+            key = (folder.name, one["model"]["weights"], one["task"] + dev)
             if key not in found or _completeness(entry) > _completeness(found[key]):
                 found[key] = entry
         for one in folder.of("evaluation"):
@@ -83,13 +86,23 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
                 task, title = ("blimp", "Minimal pairs") if not _whole_words(one) else (
                     "blimp-whole-words", "Minimal pairs, whole words")  # fmt: skip
                 found[folder.name, f"step {one['model'].get('step')}", task] = Entry(
-                    folder, one["model"], task, title, "accuracy", 100 * one["score"], {}, None
+                    folder, one["model"], task, title, "accuracy", 100 * one["score"], one.get("subset", {}), None
                 )
     return list(found.values())
 
 
 def _completeness(entry: Entry) -> tuple[bool, int]:
     return not entry.subset, entry.summary["runs"] if entry.summary else 0
+
+
+def _mark(evaluation: Mapping[str, Any]) -> str:
+    return f" {SUBSET}" if evaluation.get("subset") else ""
+
+
+def _subsets(evaluations: Iterable[Mapping[str, Any]]) -> str:
+    """What † stands for, of these evaluations; "" where none has it."""
+    parts = {f"{name} {of}" for one in evaluations for name, of in one.get("subset", {}).items()}
+    return f" {SUBSET} A subset, not comparable with published numbers: {'; '.join(sorted(parts))}." if parts else ""
 
 
 def _whole_words(evaluation: Mapping[str, Any]) -> bool:
@@ -216,7 +229,7 @@ def tasks_table(folders: Sequence[RunFolder]) -> Table | None:
     rows: list[tuple[Value, ...]] = []
     for name, found in _models([entry for entry in entries(folders) if entry.is_finetuned]).items():
         for entry, one in ((entry, entry.summary) for entry in found if entry.summary):
-            settings, subset = one["settings"], ", ".join(f"{split} {of}" for split, of in entry.subset.items())
+            subset = ", ".join(f"{split} {of}" for split, of in entry.subset.items())
             scale, first = 1 if entry.task == SQUAD.name else 100, next(iter(one["scores"]))
             rows.append((
                 name, entry.title, entry.metric, *(f"{scale * value:.1f}" for value in (
@@ -224,9 +237,7 @@ def tasks_table(folders: Sequence[RunFolder]) -> Table | None:
                 " ".join(f"{scale * score:.1f}" for score in one["seeds"].values()),
                 f"{scale * one['majority'][first][entry.metric]:.1f}",
                 f"{one['degenerate']} of {len(one['seeds'])} {DEGENERATE}" if one["degenerate"] else None,
-                f"{settings['epochs']} epochs, rate {settings['learning_rate']:g}, batch {settings['batch_rows']}, "
-                f"warm-up {settings['warmup_share']:g}",
-                one["points"], one["runs"],
+                said(one["settings"]), one["points"], one["runs"],
                 f"{SUBSET} {subset}" if subset else None,
             ))  # fmt: skip
     note = "The best setting is chosen on the development set that is reported, as in the paper."
@@ -236,7 +247,7 @@ def tasks_table(folders: Sequence[RunFolder]) -> Table | None:
 def pairs_table(folders: Sequence[RunFolder]) -> Table | None:
     """Minimal pairs: accuracy by field and overall."""
     names = labels(folders, ("evaluation",))
-    found = [(names[id(one)] + (", whole words" if _whole_words(one) else ""), one)
+    found = [(names[id(one)] + (", whole words" if _whole_words(one) else "") + _mark(one), one)
              for folder in folders for one in folder.of("evaluation") if one["suite"] == "blimp"]  # fmt: skip
     fields = list(dict.fromkeys(name for _, one in found for name in one["fields"]))
     down = [*fields, "overall", "pairs", "ties (counted wrong)"]
@@ -249,6 +260,7 @@ def pairs_table(folders: Sequence[RunFolder]) -> Table | None:
         return (f"{100 * one['accuracy']:.1f}", one["pairs"], one["ties"])[row - len(fields)]
 
     note = "Accuracy in percent: the acceptable sentence has the higher pseudo-log-likelihood. Chance is 50."
+    note += _subsets(one for _, one in found)
     return (
         crossed("Minimal pairs", ("field", "model"), down, [name for name, _ in found], cell, note) if found else None
     )
@@ -272,8 +284,9 @@ def masked_loss_table(folders: Sequence[RunFolder]) -> Table | None:
 def similarity_table(folders: Sequence[RunFolder]) -> Table | None:
     """Cosines of mean-pooled vectors against scores, without fine-tuning."""
     names = labels(folders, ("evaluation",))
-    rows = tuple((names[id(one)], Path(str(one.get("options", {}).get("data", ""))).name,
+    rows = tuple((names[id(one)] + _mark(one), Path(str(one.get("options", {}).get("data", ""))).name,
                   *(f"{100 * one['scores']['dev'][metric]:.1f}" for metric in ("spearman", "pearson")))
                  for folder in folders for one in folder.of("evaluation") if one["suite"] == "similarity")  # fmt: skip
     note = "Correlation (times 100) of cosines of mean-pooled vectors with people's scores; nothing was fine-tuned."
+    note += _subsets(one for folder in folders for one in folder.of("evaluation") if one["suite"] == "similarity")
     return Table("Similarity", ("model", "data", "Spearman", "Pearson"), rows, note) if rows else None
