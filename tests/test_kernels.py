@@ -62,7 +62,7 @@ def attention_errors(case: tuple, device: str) -> list[float]:
     table = torch.randn(heads, 2 * far + 1, generator=generator).to(device).requires_grad_()
     d_out = normal(rows, heads, queries, width)
     noise = kernel.draw_noise(keys, torch.device(device))
-    kept = kernel.kept_by_dropout(noise, rows, heads, queries, dropout) if dropout else None
+    kept = kernel.kept_by_dropout(noise, rows, heads, queries, keys, dropout) if dropout else None
 
     def split(projected: torch.Tensor) -> tuple[torch.Tensor, ...]:
         q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in projected.chunk(3, -1))
@@ -192,7 +192,7 @@ def test_attention_drops_the_share_it_is_told():
     from latemask.kernels import relative_attention as kernel
 
     for share in (0.1, 0.6):
-        kept = kernel.kept_by_dropout(kernel.draw_noise(256, torch.device("cpu")), 8, 4, 256, share).double()
+        kept = kernel.kept_by_dropout(kernel.draw_noise(256, torch.device("cpu")), 8, 4, 256, 256, share).double()
         assert abs(1 - share - kept.mean()) < 5 * (share * (1 - share) / kept.numel()) ** 0.5
         centred = kept - (1 - share)
         for a, b in ((centred[..., 1:], centred[..., :-1]), (centred[..., 1:, :], centred[..., :-1, :]),

@@ -66,13 +66,15 @@ def plain(
     return weights.to(v.dtype) @ v
 
 
-def kept_by_dropout(noise: Int[Tensor, " K+1"], rows: int, heads: int, queries: int, dropout: float) -> Tensor:
-    """The kernel's dropout as a mask [B, H, Q, K], by the same hash in plain integers."""
+def kept_by_dropout(
+    noise: Int[Tensor, " P+1"], rows: int, heads: int, queries: int, keys: int, dropout: float
+) -> Bool[Tensor, "B H Q K"]:
+    """The kernel's dropout as a mask, by the same hash in plain integers."""
     noise = noise.long() & _MASK
     pair = torch.arange(rows * heads, device=noise.device)[:, None]
     begin = _mixed(noise[-1] ^ (pair * 0x85EBCA6B & _MASK))
     query = _mixed(begin ^ (torch.arange(queries, device=noise.device) * 0xC2B2AE35 & _MASK))
-    x = (query[:, :, None] ^ noise[:-1]) * 0x9E3779B1 & _MASK
+    x = (query[:, :, None] ^ noise[:keys]) * 0x9E3779B1 & _MASK
     return (x >= _threshold(dropout)).view(rows, heads, queries, -1)
 
 
@@ -120,9 +122,14 @@ def self_attention(
     return _self_attention(query_key_value, heads, *parts, noise, dropout)[0]  # type: ignore[arg-type]
 
 
-def draw_noise(keys: int, device: torch.device) -> Int[Tensor, " K+1"]:
-    """What dropout is drawn from: a random int32 for each key, and one more, from torch's generator."""
-    return torch.randint(-(2**31), 2**31, (keys + 1,), dtype=torch.int32, device=device)
+def draw_noise(keys: int, device: torch.device) -> Int[Tensor, " P+1"]:
+    """What dropout is drawn from: a random int32 for each key, ``padded``, and one more, from torch's generator."""
+    return torch.randint(-(2**31), 2**31, (padded(keys) + 1,), dtype=torch.int32, device=device)
+
+
+def padded(tokens: int) -> int:
+    """Numbers kept for so many tokens: whole tiles, so that kernels read them without asking which are there."""
+    return -(-tokens // LARGEST_TILE) * LARGEST_TILE
 
 
 TILES = {
@@ -131,6 +138,7 @@ TILES = {
     "queries": {"bare": (64, 64, 2), "drops": (64, 32, 2), "table": (64, 32, 2)},
 }
 """Queries and keys of a tile and stages of the pipeline, the fastest of those tried on an H100 at 435 tokens."""
+LARGEST_TILE = max(max(tile[:2]) for kinds in TILES.values() for tile in kinds.values())
 
 
 def _blocks(kernel: str, q: Tensor, table: Tensor | None, dropout: float, looped: int) -> dict[str, int]:
@@ -164,14 +172,13 @@ def _forward(
     kernels: Any = relative_triton
 
     rows, heads, queries, width = q.shape
-    lse = q.new_empty(rows, heads, queries, dtype=torch.float32)
-    hashes = torch.empty_like(lse if dropout else lse[:0, :0, :0], dtype=torch.int32)
+    lse, hashes = _numbers(q, dropout)
     blocks = _blocks("forward", q, table, dropout, k.shape[2])
     by_reach, far = _by_reach(table, reach)
-    kernels.forward_kernel[(-(-queries // blocks["ROWS"]), rows * heads)](
+    kernels.forward_kernel[(padded(queries) // blocks["ROWS"], rows * heads)](
         q, k, v, by_reach, query_seats, key_seats, query_groups, key_groups, noise, out, lse, hashes,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, queries, k.shape[2], max(reach, far), far,
-        LOG2_E / math.sqrt(width), _threshold(dropout), 1 - dropout,
+        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, queries, k.shape[2], padded(queries),
+        padded(k.shape[2]), max(reach, far), far, LOG2_E / math.sqrt(width), _threshold(dropout), 1 - dropout,
         HAS_TABLE=table is not None, HAS_GROUPS=query_groups is not None, DROPS=dropout > 0, WIDTH=width,
         UPCASTS=INTERPRETED, **blocks,
     )  # fmt: skip
@@ -192,27 +199,33 @@ def _backward(
     keys = k.shape[2]
     by_reach, far = _by_reach(table, reach)
     delta = torch.empty_like(lse)
-    kernels.delta_kernel[(-(-queries // 64), rows * heads)](
-        out, d_out, delta, *d_out.stride()[:3], heads, queries, 1 - dropout, WIDTH=width, ROWS=64
+    kernels.delta_kernel[(padded(queries) // 64, rows * heads)](
+        out, d_out, delta, *d_out.stride()[:3], heads, queries, padded(queries), 1 - dropout, WIDTH=width, ROWS=64
     )
     shared = (q, k, v, by_reach, query_seats, key_seats, query_groups, key_groups, noise, d_out, lse, hashes, delta)
     numbers = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_out.stride()[:3], heads, queries, keys,
-               max(reach, far), far, LOG2_E / math.sqrt(width), _threshold(dropout), 1 - dropout, 1 / math.sqrt(width),
-               token_stride)  # fmt: skip
+               padded(queries), max(reach, far), far, LOG2_E / math.sqrt(width), _threshold(dropout), 1 - dropout,
+               1 / math.sqrt(width), token_stride)  # fmt: skip
     kinds = {"HAS_TABLE": table is not None, "HAS_GROUPS": query_groups is not None, "DROPS": dropout > 0,
              "WIDTH": width, "UPCASTS": INTERPRETED}  # fmt: skip
     blocks = _blocks("keys", q, table, dropout, queries)
     kernels.keys_kernel[(-(-keys // blocks["COLUMNS"]), rows * heads)](*shared, d_k, d_v, *numbers, **kinds, **blocks)
     blocks = _blocks("queries", q, table, dropout, keys)
     programs, places = -(-queries // blocks["ROWS"]), 2 * far + 1
-    padded = -(-places // 64) * 64
+    whole = -(-places // 64) * 64
     wanted = table is not None
-    scratch = lse.new_empty(rows * heads * programs * blocks["ROWS"] * padded if wanted else 1)
+    scratch = lse.new_empty(rows * heads * programs * blocks["ROWS"] * whole if wanted else 1)
     d_table = lse.new_empty(rows, heads, programs, places if wanted else 0)
     kernels.queries_kernel[(programs, rows * heads)](
-        *shared, d_q, scratch, d_table, *numbers, **kinds, **blocks, PADDED=padded
+        *shared, d_q, scratch, d_table, *numbers, **kinds, **blocks, PADDED=whole
     )
     return d_table.sum((0, 2))
+
+
+def _numbers(q: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
+    """Room for the normaliser and, with dropout, the hash of every query, [B, H, P] (``padded``)."""
+    lse = q.new_empty(*q.shape[:2], padded(q.shape[2]), dtype=torch.float32)
+    return lse, torch.empty_like(lse if dropout else lse[:0, :0, :0], dtype=torch.int32)
 
 
 def _heads_inside(rows: int, tokens: int, heads: int, width: int, like: Tensor) -> Tensor:
@@ -233,9 +246,7 @@ def _attention(
 @_attention.register_fake
 def _(q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout):
     rows, heads, queries, width = q.shape
-    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
-    hashes = torch.empty_like(lse if dropout else lse[:0, :0, :0], dtype=torch.int32)
-    return _heads_inside(rows, queries, heads, width, q), lse, hashes
+    return _heads_inside(rows, queries, heads, width, q), *_numbers(q, dropout)
 
 
 @torch.library.custom_op("latemask::attention_backward", mutates_args=())
@@ -273,9 +284,8 @@ def _self_attention(
 @_self_attention.register_fake
 def _(query_key_value, heads, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout):
     rows, tokens, width = query_key_value.shape
-    lse = query_key_value.new_empty(rows, heads, tokens, dtype=torch.float32)
-    hashes = torch.empty_like(lse if dropout else lse[:0, :0, :0], dtype=torch.int32)
-    return query_key_value.new_empty(rows, tokens, width // 3), lse, hashes
+    q, _, _ = _split(query_key_value, heads)
+    return query_key_value.new_empty(rows, tokens, width // 3), *_numbers(q, dropout)
 
 
 @torch.library.custom_op("latemask::self_attention_backward", mutates_args=())

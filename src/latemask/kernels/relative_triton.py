@@ -1,14 +1,18 @@
 """Triton kernels of relative attention: forward, and backward in two passes, none of which writes the scores.
 
 Scores live in base 2: the scale and the table come multiplied by log2(e). A tile whose distances all lie beyond ``far``
-has one bias. Dropout is a hash of (row of the batch, head, query) and of one random number a key, made again in the
-backward pass. The table's gradient: far tiles are summed at once; in near ones a program lays the gradients of its
-scores out by query and distance, in scratch memory that stays in the cache, and sums over its queries before it writes
-a single row. A pair of query and distance occurs once, so the order of additions is always the same.
+has one bias. These kernels are bound by the instructions that a tile takes (benchmarks/instructions.py counts them): so
+only the last tile asks which of its keys exist, and what is kept of each query and drawn for each key is padded to
+whole tiles and read without asking. Dropout is a hash of (row of the batch, head, query) and of one random number a
+key, made again in the backward pass.
+
+The table's gradient: far tiles are summed at once; in near ones a program lays the gradients of its scores out by query
+and distance, in scratch memory that stays in the cache, and sums over its queries before it writes a single row. A pair
+of query and distance occurs once, so the order of additions is always the same.
 """
 
 # Triton is a language of its own: its types are not Python's.
-# pyright: reportArgumentType=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
 import triton  # pyright: ignore[reportMissingImports]
@@ -46,9 +50,9 @@ def _near_tiles(seats, count, low, high, far, TILE: tl.constexpr, TILES: tl.cons
     """(start, stop) of the tiles of ``seats`` that are not all ``far`` or more away from ``low..high``.
 
     All seats before ``start`` are lower, all from ``stop`` on higher: with seats in rising order these are all the far
-    tiles, in any other order some of them.
+    tiles, in any other order some of them. A last tile that is not full never lies before ``start``.
     """
-    total = tl.cdiv(count, TILE)
+    total, full = tl.cdiv(count, TILE), count // TILE
     if TILES == 0:
         start, stop = 0, total
     else:
@@ -59,7 +63,7 @@ def _near_tiles(seats, count, low, high, far, TILE: tl.constexpr, TILES: tl.cons
         highest = tl.max(tl.where(places < count, x, -NOWHERE), 1)
         start = tl.min(tl.where((highest - low > -far) & (tiles < total), tiles, total), 0)
         stop = tl.maximum(tl.max(tl.where((lowest - high < far) & (tiles < total), tiles + 1, 0), 0), start)
-    return start, stop
+    return tl.minimum(start, full), stop
 
 
 @triton.jit
@@ -71,28 +75,31 @@ def _span(seats, exist):
 def _forward_tile(
     first, q, k_rows, v_rows, seats, groups, NOISE, biases, bias, query_groups, query_hash, top, total, out,
     k_n, v_n, keys, scale, threshold,
-    NEAR: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr, UPCASTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    IS_FULL: tl.constexpr, NEAR: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr,
+    UPCASTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
+    """``bias`` is what all scores of the tile have in common; IS_FULL: every column is a key."""
     columns, dims = first + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
-    is_key = columns < keys
+    is_key = columns < (first + COLUMNS if IS_FULL else keys)
     k = tl.load(k_rows + columns[None, :] * k_n + dims[:, None], mask=is_key[None, :], other=0.0)
-    scores = _product(q, k, None, UPCASTS) * scale
+    scores = _product(q, k, None, UPCASTS)
     if NEAR:
         key_seats = tl.load(seats + columns, mask=is_key, other=0)
-        scores += tl.load(biases[:, None] + key_seats[None, :])
-    scores += tl.where(is_key, bias, float("-inf"))[None, :]
+        scores = scores * scale + tl.load(biases[:, None] + key_seats[None, :])
+        scale = 1.0
     if HAS_GROUPS:
         key_groups = tl.load(groups + columns, mask=is_key, other=-3)
         scores = tl.where(key_groups[None, :] == query_groups[:, None], scores, float("-inf"))
-    new_top = tl.maximum(top, tl.max(scores, 1))
+    elif not IS_FULL:
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1) * scale + bias)
     base = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_GROUPS else new_top
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(scores * scale + (bias - base)[:, None])
     shrink = tl.exp2(top - base)
     total = total * shrink + tl.sum(weights, 1)
     if DROPS:
-        noise = tl.load(NOISE + columns, mask=is_key, other=0).to(tl.uint32, bitcast=True)
-        weights = tl.where(_kept(query_hash[:, None], noise[None, :], threshold), weights, 0.0)
+        noise = tl.load(NOISE + columns).to(tl.uint32, bitcast=True)
+        weights *= tl.where(_kept(query_hash[:, None], noise[None, :], threshold), 1.0, 0.0)
     v = tl.load(v_rows + columns[:, None] * v_n + dims[None, :], mask=is_key[:, None], other=0.0)
     return new_top, total, _product(weights.to(v.dtype), v, out * shrink[:, None], UPCASTS)
 
@@ -100,7 +107,8 @@ def _forward_tile(
 @triton.jit
 def forward_kernel(
     Q, K, V, TABLE, QUERY_SEATS, KEY_SEATS, QUERY_GROUPS, KEY_GROUPS, NOISE, OUT, LSE, HASH,
-    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, heads, queries, keys, reach, far, scale, threshold, survivors,
+    q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n,
+    heads, queries, keys, padded, padded_keys, reach, far, scale, threshold, survivors,
     HAS_TABLE: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr, UPCASTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
@@ -115,9 +123,9 @@ def forward_kernel(
         groups += row * keys
         query_groups = tl.load(QUERY_GROUPS + row * queries + rows, mask=is_query, other=-2)
     if DROPS:
-        begin = _mixed(tl.load(NOISE + keys).to(tl.uint32, bitcast=True) ^ (pair.to(tl.uint32) * 0x85EBCA6B))
+        begin = _mixed(tl.load(NOISE + padded_keys).to(tl.uint32, bitcast=True) ^ (pair.to(tl.uint32) * 0x85EBCA6B))
         query_hash = _mixed(begin ^ (rows.to(tl.uint32) * 0xC2B2AE35))
-        tl.store(HASH + pair * queries + rows, query_hash.to(tl.int32, bitcast=True), mask=is_query)
+        tl.store(HASH + pair * padded + rows, query_hash.to(tl.int32, bitcast=True))
     k_rows, v_rows = K + row * k_b + head * k_h, V + row * v_b + head * v_h
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
@@ -134,30 +142,36 @@ def forward_kernel(
         for tile in range(start):
             top, total, out = _forward_tile(
                 tile * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, biases, bias, query_groups, query_hash, top,
-                total, out, k_n, v_n, keys, scale, threshold, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS
+                total, out, k_n, v_n, keys, scale, threshold, True, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS
             )  # fmt: skip
         for tile in range(start, stop):
             top, total, out = _forward_tile(
                 tile * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, biases, 0.0, query_groups, query_hash, top,
-                total, out, k_n, v_n, keys, scale, threshold, True, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS
+                total, out, k_n, v_n, keys, scale, threshold, False, True, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS
             )  # fmt: skip
         bias = tl.load(table + far)
-    for tile in range(stop, tl.cdiv(keys, COLUMNS)):
+    full = keys // COLUMNS
+    for tile in range(stop, full):
         top, total, out = _forward_tile(
             tile * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, biases, bias, query_groups, query_hash, top,
-            total, out, k_n, v_n, keys, scale, threshold, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS
+            total, out, k_n, v_n, keys, scale, threshold, True, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS
+        )  # fmt: skip
+    if (stop <= full) & (full * COLUMNS < keys):
+        top, total, out = _forward_tile(
+            full * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, biases, bias, query_groups, query_hash, top,
+            total, out, k_n, v_n, keys, scale, threshold, False, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS
         )  # fmt: skip
     is_blind = total == 0.0
     out /= tl.where(is_blind, 1.0, total * survivors)[:, None]
     lse = tl.where(is_blind, float("inf"), top + tl.log2(tl.where(is_blind, 1.0, total)))
-    tl.store(LSE + pair * queries + rows, lse, mask=is_query)
+    tl.store(LSE + pair * padded + rows, tl.where(is_query, lse, float("inf")))
     where = OUT + (row * queries + rows[:, None]) * (heads * WIDTH) + head * WIDTH + dims[None, :]
     tl.store(where, out.to(OUT.dtype.element_ty), mask=is_query[:, None])
 
 
 @triton.jit
 def delta_kernel(
-    OUT, D_OUT, DELTA, d_b, d_h, d_n, heads, queries, survivors, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    OUT, D_OUT, DELTA, d_b, d_h, d_n, heads, queries, padded, survivors, WIDTH: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """Each query's sum of out * d out: what its softmax takes from the gradient of every score."""
     pair = tl.program_id(1)
@@ -169,7 +183,7 @@ def delta_kernel(
     d_out = tl.load(D_OUT + row * d_b + head * d_h + rows[:, None] * d_n + dims[None, :],
                     mask=is_query[:, None], other=0.0)  # fmt: skip
     delta = tl.sum(out.to(tl.float32) * d_out.to(tl.float32), 1) * survivors
-    tl.store(DELTA + pair * queries + rows, delta, mask=is_query)
+    tl.store(DELTA + pair * padded + rows, delta)
 
 
 @triton.jit
@@ -182,7 +196,7 @@ def _keys_tile(
     rows, dims = first + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     is_query = rows < queries
     q = tl.load(q_rows + rows[:, None] * q_n + dims[None, :], mask=is_query[:, None], other=0.0)
-    lse = tl.load(lses + rows, mask=is_query, other=float("inf"))
+    lse = tl.load(lses + rows)
     scores = _product(k, tl.trans(q), None, UPCASTS) * scale
     if NEAR:
         query_seats = tl.load(seats + rows, mask=is_query, other=0)
@@ -190,18 +204,18 @@ def _keys_tile(
     if HAS_GROUPS:
         query_groups = tl.load(groups + rows, mask=is_query, other=-2)
         scores = tl.where(key_groups[:, None] == query_groups[None, :], scores, float("-inf"))
-    weights = tl.exp2(scores + (bias - lse)[None, :])
+    weights = tl.exp2(scores - (lse - bias)[None, :])
     d_out = tl.load(d_rows + rows[:, None] * d_n + dims[None, :], mask=is_query[:, None], other=0.0)
     d_weights = _product(v, tl.trans(d_out), None, UPCASTS)
+    delta = tl.load(deltas + rows)
     dropped = weights
     if DROPS:
-        query_hash = tl.load(hashes + rows, mask=is_query, other=0).to(tl.uint32, bitcast=True)
-        kept = _kept(query_hash[None, :], noise[:, None], threshold)
-        dropped = tl.where(kept, weights, 0.0)
-        d_weights = tl.where(kept, d_weights, 0.0)
+        query_hash = tl.load(hashes + rows).to(tl.uint32, bitcast=True)
+        dropped *= tl.where(_kept(query_hash[None, :], noise[:, None], threshold), 1.0, 0.0)
+        d_scores = dropped * d_weights - weights * delta[None, :]
+    else:
+        d_scores = weights * (d_weights - delta[None, :])
     d_v = _product(dropped.to(d_out.dtype), d_out, d_v, UPCASTS)
-    delta = tl.load(deltas + rows, mask=is_query, other=0.0)
-    d_scores = weights * (d_weights - delta[None, :])
     return _product(d_scores.to(q.dtype), q, d_k, UPCASTS), d_v
 
 
@@ -209,7 +223,7 @@ def _keys_tile(
 def keys_kernel(
     Q, K, V, TABLE, QUERY_SEATS, KEY_SEATS, QUERY_GROUPS, KEY_GROUPS, NOISE, D_OUT, LSE, HASH, DELTA, D_K, D_V,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, d_b, d_h, d_n,
-    heads, queries, keys, reach, far, scale, threshold, survivors, score_scale, token_stride,
+    heads, queries, keys, padded, reach, far, scale, threshold, survivors, score_scale, token_stride,
     HAS_TABLE: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr, UPCASTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
@@ -226,9 +240,9 @@ def keys_kernel(
         groups += row * queries
         key_groups = tl.load(KEY_GROUPS + row * keys + columns, mask=is_key, other=-3)
     if DROPS:
-        noise = tl.load(NOISE + columns, mask=is_key, other=0).to(tl.uint32, bitcast=True)
+        noise = tl.load(NOISE + columns).to(tl.uint32, bitcast=True)
     q_rows, d_rows = Q + row * q_b + head * q_h, D_OUT + row * d_b + head * d_h
-    lses, hashes, deltas = LSE + pair * queries, HASH + pair * queries, DELTA + pair * queries
+    lses, hashes, deltas = LSE + pair * padded, HASH + pair * padded, DELTA + pair * padded
     d_k = tl.zeros([COLUMNS, WIDTH], tl.float32)
     d_v = tl.zeros([COLUMNS, WIDTH], tl.float32)
     start, stop, bias = 0, 0, 0.0
@@ -265,12 +279,12 @@ def keys_kernel(
 def _queries_tile(
     first, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, shift, query_groups, query_hash, delta, d_q,
     k_n, v_n, keys, scale, threshold,
-    NEAR: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr, UPCASTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    IS_FULL: tl.constexpr, NEAR: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr,
+    UPCASTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """The tile's gradient of the scores, and d_q with it; ``shift`` [ROWS] is what bias and normaliser add."""
     columns, dims = first + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
-    is_key = columns < keys
+    is_key = columns < (first + COLUMNS if IS_FULL else keys)
     k = tl.load(k_rows + columns[:, None] * k_n + dims[None, :], mask=is_key[:, None], other=0.0)
     scores = _product(q, tl.trans(k), None, UPCASTS) * scale + shift[:, None]
     if NEAR:
@@ -279,11 +293,13 @@ def _queries_tile(
     if HAS_GROUPS:
         key_groups = tl.load(groups + columns, mask=is_key, other=-3)
         scores = tl.where(key_groups[None, :] == query_groups[:, None], scores, float("-inf"))
-    weights = tl.exp2(scores + tl.where(is_key, 0.0, float("-inf"))[None, :])
+    elif not IS_FULL:
+        scores = tl.where(is_key[None, :], scores, float("-inf"))
+    weights = tl.exp2(scores)
     v = tl.load(v_rows + columns[:, None] * v_n + dims[None, :], mask=is_key[:, None], other=0.0)
     d_weights = _product(d_out, tl.trans(v), None, UPCASTS)
     if DROPS:
-        noise = tl.load(NOISE + columns, mask=is_key, other=0).to(tl.uint32, bitcast=True)
+        noise = tl.load(NOISE + columns).to(tl.uint32, bitcast=True)
         d_weights = tl.where(_kept(query_hash[:, None], noise[None, :], threshold), d_weights, 0.0)
     d_scores = weights * (d_weights - delta[:, None])
     return d_scores, _product(d_scores.to(k.dtype), k, d_q, UPCASTS)
@@ -294,7 +310,7 @@ def queries_kernel(
     Q, K, V, TABLE, QUERY_SEATS, KEY_SEATS, QUERY_GROUPS, KEY_GROUPS, NOISE, D_OUT, LSE, HASH, DELTA, D_Q,
     SCRATCH, D_TABLE,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, d_b, d_h, d_n,
-    heads, queries, keys, reach, far, scale, threshold, survivors, score_scale, token_stride,
+    heads, queries, keys, padded, reach, far, scale, threshold, survivors, score_scale, token_stride,
     HAS_TABLE: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr, UPCASTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
@@ -309,12 +325,12 @@ def queries_kernel(
         groups += row * keys
         query_groups = tl.load(QUERY_GROUPS + row * queries + rows, mask=is_query, other=-2)
     if DROPS:
-        query_hash = tl.load(HASH + pair * queries + rows, mask=is_query, other=0).to(tl.uint32, bitcast=True)
+        query_hash = tl.load(HASH + pair * padded + rows).to(tl.uint32, bitcast=True)
     q = tl.load(Q + row * q_b + head * q_h + rows[:, None] * q_n + dims[None, :], mask=is_query[:, None], other=0.0)
     d_out = tl.load(D_OUT + row * d_b + head * d_h + rows[:, None] * d_n + dims[None, :],
                     mask=is_query[:, None], other=0.0)  # fmt: skip
-    lse = tl.load(LSE + pair * queries + rows, mask=is_query, other=float("inf"))
-    delta = tl.load(DELTA + pair * queries + rows, mask=is_query, other=0.0)
+    lse = tl.load(LSE + pair * padded + rows)
+    delta = tl.load(DELTA + pair * padded + rows)
     k_rows, v_rows = K + row * k_b + head * k_h, V + row * v_b + head * v_h
     d_q = tl.zeros([ROWS, WIDTH], tl.float32)
     start, stop, bias = 0, 0, 0.0
@@ -336,27 +352,36 @@ def queries_kernel(
         for tile in range(start):
             d_scores, d_q = _queries_tile(
                 tile * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, bias - lse, query_groups,
-                query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS,
-                COLUMNS,
+                query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, True, False, HAS_GROUPS, DROPS, WIDTH,
+                UPCASTS, COLUMNS,
             )  # fmt: skip
             below += tl.sum(d_scores, 1)
         for tile in range(start, stop):
             d_scores, d_q = _queries_tile(
                 tile * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, -lse, query_groups,
-                query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, True, HAS_GROUPS, DROPS, WIDTH, UPCASTS,
-                COLUMNS,
+                query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, False, True, HAS_GROUPS, DROPS, WIDTH,
+                UPCASTS, COLUMNS,
             )  # fmt: skip
             columns = tile * COLUMNS + tl.arange(0, COLUMNS)
             distance = tl.load(seats + columns, mask=columns < keys, other=NOWHERE)[None, :] - query_seats[:, None]
             above += tl.sum(tl.where(distance >= far, d_scores, 0.0), 1)
             below += tl.sum(tl.where(distance <= -far, d_scores, 0.0), 1)
-            near = (distance > -far) & (distance < far)
+            near = (distance + (far - 1)).to(tl.uint32, bitcast=True) < 2 * far - 1
             tl.atomic_add((scratch + far)[:, None] + distance, d_scores, mask=near, sem="relaxed", scope="cta")
         bias = tl.load(table + far)
-    for tile in range(stop, tl.cdiv(keys, COLUMNS)):
+    full = keys // COLUMNS
+    for tile in range(stop, full):
         d_scores, d_q = _queries_tile(
             tile * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, bias - lse, query_groups,
-            query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS,
+            query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, True, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS,
+            COLUMNS,
+        )  # fmt: skip
+        if HAS_TABLE:
+            above += tl.sum(d_scores, 1)
+    if (stop <= full) & (full * COLUMNS < keys):
+        d_scores, d_q = _queries_tile(
+            full * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, bias - lse, query_groups,
+            query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, False, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS,
             COLUMNS,
         )  # fmt: skip
         if HAS_TABLE:

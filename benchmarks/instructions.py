@@ -1,0 +1,145 @@
+"""What the attention kernels compile to on a Hopper GPU, without one: instructions of each loop, registers, spills.
+
+    python benchmarks/instructions.py --out results/instructions.json
+
+Triton and the ptxas and cuobjdump that come with it need no GPU to compile. A loop goes over the tiles of one program;
+with a table there are three (far before, near, far after). Instructions a tile say what a kernel costs where they bind
+it: four schedulers issue one each a cycle for a warp of theirs.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import triton
+import tyro
+from asked import asked
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from latemask import console
+from latemask.kernels import relative_attention, relative_triton
+from latemask.writing import write_json
+
+HOPPER = GPUTarget("cuda", 90, 32)
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+WARPS, TILES, PADDED = 4, 8, 192
+SHORTEST_LOOP = 60
+"""Instructions; shorter ones wait or copy."""
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_.]+)(.*?);", re.MULTILINE)
+KERNELS = {"forward": "forward_kernel", "keys": "keys_kernel", "queries": "queries_kernel"}
+POINTERS = {
+    "fp32": ("TABLE", "LSE", "DELTA", "SCRATCH", "D_TABLE"),
+    "i32": ("QUERY_SEATS", "KEY_SEATS", "NOISE", "HASH"),
+    "bf16": ("Q", "K", "V", "OUT", "D_OUT", "D_Q", "D_K", "D_V"),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Compile the attention kernels for Hopper and count."""
+
+    out: Path = Path("results/instructions.json")
+    """The JSON."""
+    head_width: int = 64
+    """Of a head."""
+
+
+def source_of(kernel: str, drops: bool, has_table: bool, rows: int, columns: int, width: int) -> ASTSource:
+    """A kernel in bf16 with aligned pointers and strides, without groups."""
+    chosen = {"HAS_TABLE": has_table, "HAS_GROUPS": False, "DROPS": drops, "WIDTH": width, "UPCASTS": False,
+              "ROWS": rows, "COLUMNS": columns, "TILES": TILES, "PADDED": PADDED, "QUERY_GROUPS": None,
+              "KEY_GROUPS": None}  # fmt: skip
+    if not has_table:
+        chosen |= dict.fromkeys(("TABLE", "QUERY_SEATS", "KEY_SEATS"))
+    if not drops:
+        chosen |= {"NOISE": None}
+    kinds = {name: f"*{kind}" for kind, names in POINTERS.items() for name in names}
+    function = getattr(relative_triton, KERNELS[kernel])
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list[list[Any]]] = {}
+    for place, name in enumerate(function.arg_names):
+        if name in chosen:
+            signature[name], constants[(place,)] = "constexpr", chosen[name]
+            continue
+        is_fraction = name in ("scale", "survivors", "score_scale")
+        signature[name] = kinds.get(name, "fp32" if is_fraction else "i32")
+        if name in kinds or re.fullmatch(r"[a-z]_[bhn]|token_stride|padded|padded_keys", name):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+    return ASTSource(fn=function, signature=signature, constexprs=constants, attrs=attributes)
+
+
+def assembled(ptx: str) -> tuple[str, str]:
+    """What ptxas says of a kernel, and its machine code as text."""
+    with tempfile.TemporaryDirectory() as aside:
+        source, binary = Path(aside) / "kernel.ptx", Path(aside) / "kernel.cubin"
+        source.write_text(ptx)
+        command = [TOOLS / "ptxas", "-v", "--gpu-name=sm_90a", source, "-o", binary]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+        dump = subprocess.run([TOOLS / "cuobjdump", "--dump-sass", binary], capture_output=True, text=True, check=True)
+        return said, dump.stdout
+
+
+def loops(code: str) -> list[Counter[str]]:
+    """The instructions inside of each branch back, by kind, in the order of their ends."""
+    found = [(int(at, 16), kind, rest) for at, kind, rest in INSTRUCTION.findall(code)]
+    place = {at: number for number, (at, _, _) in enumerate(found)}
+    bodies = []
+    for end, (at, kind, rest) in enumerate(found):
+        target = re.search(r"0x([0-9a-f]+)", rest)
+        if not kind.startswith("BRA") or target is None or int(target[1], 16) > at:
+            continue
+        start = place.get(int(target[1], 16), end)
+        if end - start >= SHORTEST_LOOP:
+            bodies.append(Counter(kind.split(".")[0] for _, kind, _ in found[start : end + 1]))
+    return bodies
+
+
+def compiled(kernel: str, kind: str, drops: bool, width: int) -> dict[str, Any]:
+    """One kernel with the tile that is chosen for ``kind``: bare, drops or table."""
+    rows, columns, stages = relative_attention.TILES[kernel][kind]
+    source = source_of(kernel, drops, kind == "table", rows, columns, width)
+    made = triton.compile(source, target=HOPPER, options={"num_warps": WARPS, "num_stages": stages})
+    said, code = assembled(made.asm["ptx"])
+    registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
+    assert registers is not None
+    assert spilled is not None
+    tile = {"queries": rows, "keys": columns, "stages": stages, "warps": WARPS}
+    bodies = [{"instructions": body.total(), "by_kind": dict(body.most_common())} for body in loops(code)]
+    return {"kernel": kernel, "kind": kind, "drops": drops, "tile": tile, "registers": int(registers[1]),
+            "spilled_bytes": int(spilled[1]), "shared_bytes": made.metadata.shared, "loops": bodies}  # fmt: skip
+
+
+def main() -> None:
+    options = tyro.cli(Options)
+    cases = (("bare", False), ("drops", True), ("table", False), ("table", True))
+    found = [compiled(kernel, kind, drops, options.head_width) for kernel in KERNELS for kind, drops in cases]
+    write_json(options.out, {"kind": "benchmark", "what": "instructions of the attention kernels on sm_90a",
+                             "kernels": found, "settings": asked(options),
+                             "versions": {"triton": triton.__version__}})  # fmt: skip
+    columns = (
+        "kernel",
+        "kind",
+        "dropout",
+        "queries x keys",
+        "stages",
+        "registers",
+        "spilled",
+        "instructions of a tile",
+    )
+    console.table("Attention kernels on sm_90a", columns,
+                  [(one["kernel"], one["kind"], "yes" if one["drops"] else "no",
+                    f"{one['tile']['queries']} x {one['tile']['keys']}", one["tile"]["stages"], one["registers"],
+                    one["spilled_bytes"], ", ".join(str(body["instructions"]) for body in one["loops"]))
+                   for one in found])  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
