@@ -91,7 +91,8 @@ def test_what_changed_is_named_and_may_be_meant(kind: tuple[Path, Callable[[Path
 
 
 @pytest.mark.parametrize("line", [b"x", b"\xff", b"", b"0" * 64 + b"  /dev/zero", b"0" * 64 + b"  ../../run.json",
-                                  b"0" * 64 + b"  1_Pooling", b"0" * 64 + b"  \0"])  # fmt: skip
+                                  b"0" * 64 + b"  1_Pooling", b"0" * 64 + b"  \0",
+                                  b"0" * 64 + b"  " + b"a" * 5000])  # fmt: skip
 def test_other_lines_are_refused_by_number_and_no_other_file_is_read(line: bytes, exported: Path, tmp_path: Path):
     shutil.copytree(exported, tmp_path / "copy")
     with (tmp_path / "copy" / SUMS).open("ab") as sums:

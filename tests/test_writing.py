@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -169,4 +170,23 @@ def test_writers_of_one_file_wait_for_each_other(tmp_path: Path) -> None:
         assert path.read_text() in texts
     for process in processes:
         process.join()
+    assert names(tmp_path) == ["a"]
+
+
+def test_a_disk_that_is_full_and_a_place_that_is_none_are_named(tmp_path: Path) -> None:
+    def work() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        write_whole(tmp_path / "a", "new" * 1000)
+
+    write_whole(tmp_path / "a", "old")
+    kind, told = Process(work).error()
+    assert kind == "Refusal"
+    assert told.startswith(f"{tmp_path / 'a'}: found File too large, ")
+    assert (tmp_path / "a").read_text() == "old"
+    for write in (
+        lambda: write_whole(tmp_path / "a" / "b", ""),
+        lambda: claims.claimed(tmp_path / "a", "x").__enter__(),
+    ):
+        with pytest.raises(Refusal, match=r"/a: found a path that cannot be written"):
+            write()
     assert names(tmp_path) == ["a"]

@@ -34,10 +34,13 @@ BROKEN = {errno.EROFS, errno.EIO}
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
-    """Write ``content`` (text as UTF-8) to ``path``, whose folder is made where it is missing, and return ``path``."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write ``content`` (text as UTF-8) to ``path``, whose folder is made where it is missing, and return ``path``.
+
+    Raises ``Refusal`` where the disk is full, read-only or broken.
+    """
+    make_folder(path.parent)
     aside = _partial(path)
-    with _held(path, aside, "writing it", waits=True):
+    with disk_errors_are_refused(path), _held(path, aside, "writing it", waits=True):
         try:
             with aside.open("wb") as file:
                 file.write(content.encode(errors=ESCAPED) if isinstance(content, str) else content)
@@ -48,6 +51,15 @@ def write_whole(path: Path, content: str | bytes) -> Path:
             aside.unlink(missing_ok=True)
             raise
     return path
+
+
+def make_folder(folder: Path) -> None:
+    """Make ``folder`` and those it lies in, where they are missing. Raises ``Refusal`` where they cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        found = f"a path that cannot be written ({error.strerror})"
+        raise Refusal(folder, found, "a folder to write into") from error
 
 
 def write_json(path: Path, value: Any) -> Path:
@@ -100,7 +112,7 @@ def written_aside(out: Path) -> Iterator[Path]:
     Raises ``Refusal`` where another process is writing ``out``, or the disk is full, read-only or broken.
     """
     out = Path(os.path.realpath(out))
-    out.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(out.parent)
     with disk_errors_are_refused(out), _locked(out):
         _clear(out)
         aside = _partial(out)

@@ -26,7 +26,7 @@ from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.fields import Spelled
-from latemask.writing import alone_at, write_json, write_whole
+from latemask.writing import alone_at, make_folder, write_json, write_whole
 
 MOST_RUNS = 1000
 
@@ -207,7 +207,7 @@ def _note_down(out: Path, name: str, values: dict[str, list[Any]]) -> None:
     from latemask.report.folders import SWEEP
 
     texts = {field: [_text(value) for value in listed] for field, listed in values.items()}
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     with alone_at(out, out / ".sweep.lock", "noting its values", waits=True):
         if (out / SWEEP).is_file():
             try:

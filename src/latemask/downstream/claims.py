@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from latemask.errors import Refusal
+from latemask.writing import make_folder
 
 TOUCH_EVERY_SECONDS = 20.0
 STALE_AFTER_SECONDS = 300.0
@@ -49,7 +50,7 @@ def claimed(folder: Path, name: str) -> Iterator[bool]:
 
     The claim is kept alive while the block runs, and given up at its end, whatever ends it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     claim = None if is_done(folder, name) else _free(folder, name)
     stop = threading.Event()
     toucher = threading.Thread(target=_keep_touching, args=(claim, stop), daemon=True)

@@ -46,7 +46,6 @@ def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
         raise Refusal("--seeds, --parallel", f"{options.seeds}, {options.parallel}", "at least 1")
     tasks_of(options)
     out = output_folder(options.out, options.model)
-    out.mkdir(parents=True, exist_ok=True)
     names = _work(options, out, 0) if options.parallel == 1 else _work_in_processes(options, out)
     unfinished = [name for name in names if not is_done(out, name)]
     for name in unfinished:

@@ -38,7 +38,13 @@ def check_sums(folder: Path) -> None:
         if match is None or inside is None or inside.is_absolute() or ".." in inside.parts:
             raise Refusal(f"{sums}:{number}", repr(line[:80]), "the SHA-256 and the name of a file in this folder", do)
         path = folder / inside
-        if not path.is_file():
+        try:
+            found = file_checksum(path) if path.is_file() else None
+        except OSError as error:  # also of a name that no file can have
+            raise Refusal(
+                f"{sums}:{number}", f"a file that cannot be read ({error.strerror})", "one of these", do
+            ) from None
+        if found is None:
             raise Refusal(path, "no such file", f"what stands in {SUMS}", do)
-        if file_checksum(path) != match[1]:
+        if found != match[1]:
             raise Refusal(path, f"a file that differs from its checksum in {SUMS}", "the file as it was written", do)

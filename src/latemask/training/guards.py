@@ -14,7 +14,7 @@ from latemask.config import Run
 from latemask.counts import parameters
 from latemask.errors import Refusal
 from latemask.training.distributed import World
-from latemask.writing import alone_at
+from latemask.writing import alone_at, make_folder
 
 STOPPING = "stopping after the pass that runs now, then saving"
 
@@ -56,11 +56,7 @@ def locked(out: Path, world: World) -> Iterator[None]:
         return
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
     try:
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            found = f"a path that cannot be written ({error.strerror})"
-            raise Refusal(out, found, "a folder to write into") from None
+        make_folder(out)
         with alone_at(out, out / ".lock", "training in it"):
             yield
     finally:
