@@ -199,26 +199,23 @@ def _backward(
     keys = k.shape[2]
     by_reach, far = _by_reach(table, reach)
     delta = torch.empty_like(lse)
-    kernels.delta_kernel[(padded(queries) // 64, rows * heads)](
-        out, d_out, delta, *d_out.stride()[:3], heads, queries, padded(queries), 1 - dropout, WIDTH=width, ROWS=64
-    )
     shared = (q, k, v, by_reach, query_seats, key_seats, query_groups, key_groups, noise, d_out, lse, hashes, delta)
     numbers = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_out.stride()[:3], heads, queries, keys,
                padded(queries), max(reach, far), far, LOG2_E / math.sqrt(width), _threshold(dropout), 1 - dropout,
                1 / math.sqrt(width), token_stride)  # fmt: skip
     kinds = {"HAS_TABLE": table is not None, "HAS_GROUPS": query_groups is not None, "DROPS": dropout > 0,
              "WIDTH": width, "UPCASTS": INTERPRETED}  # fmt: skip
-    blocks = _blocks("keys", q, table, dropout, queries)
-    kernels.keys_kernel[(-(-keys // blocks["COLUMNS"]), rows * heads)](*shared, d_k, d_v, *numbers, **kinds, **blocks)
     blocks = _blocks("queries", q, table, dropout, keys)
-    programs, places = -(-queries // blocks["ROWS"]), 2 * far + 1
+    programs, places = padded(queries) // blocks["ROWS"], 2 * far + 1
     whole = -(-places // 64) * 64
     wanted = table is not None
     scratch = lse.new_empty(rows * heads * programs * blocks["ROWS"] * whole if wanted else 1)
     d_table = lse.new_empty(rows, heads, programs, places if wanted else 0)
     kernels.queries_kernel[(programs, rows * heads)](
-        *shared, d_q, scratch, d_table, *numbers, **kinds, **blocks, PADDED=whole
+        *shared, out, d_q, scratch, d_table, *numbers, **kinds, **blocks, PADDED=whole
     )
+    blocks = _blocks("keys", q, table, dropout, queries)
+    kernels.keys_kernel[(-(-keys // blocks["COLUMNS"]), rows * heads)](*shared, d_k, d_v, *numbers, **kinds, **blocks)
     return d_table.sum((0, 2))
 
 

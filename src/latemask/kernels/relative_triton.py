@@ -170,23 +170,6 @@ def forward_kernel(
 
 
 @triton.jit
-def delta_kernel(
-    OUT, D_OUT, DELTA, d_b, d_h, d_n, heads, queries, padded, survivors, WIDTH: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """Each query's sum of out * d out: what its softmax takes from the gradient of every score."""
-    pair = tl.program_id(1)
-    row, head = (pair // heads).to(tl.int64), pair % heads
-    rows, dims = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    is_query = rows < queries
-    out = tl.load(OUT + (row * queries + rows[:, None]) * (heads * WIDTH) + head * WIDTH + dims[None, :],
-                  mask=is_query[:, None], other=0.0)  # fmt: skip
-    d_out = tl.load(D_OUT + row * d_b + head * d_h + rows[:, None] * d_n + dims[None, :],
-                    mask=is_query[:, None], other=0.0)  # fmt: skip
-    delta = tl.sum(out.to(tl.float32) * d_out.to(tl.float32), 1) * survivors
-    tl.store(DELTA + pair * padded + rows, delta)
-
-
-@triton.jit
 def _keys_tile(
     first, k, v, q_rows, d_rows, seats, groups, lses, hashes, deltas, biases, bias, key_groups, noise, d_k, d_v,
     q_n, d_n, queries, scale, threshold,
@@ -307,14 +290,15 @@ def _queries_tile(
 
 @triton.jit
 def queries_kernel(
-    Q, K, V, TABLE, QUERY_SEATS, KEY_SEATS, QUERY_GROUPS, KEY_GROUPS, NOISE, D_OUT, LSE, HASH, DELTA, D_Q,
+    Q, K, V, TABLE, QUERY_SEATS, KEY_SEATS, QUERY_GROUPS, KEY_GROUPS, NOISE, D_OUT, LSE, HASH, DELTA, OUT, D_Q,
     SCRATCH, D_TABLE,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, d_b, d_h, d_n,
     heads, queries, keys, padded, reach, far, scale, threshold, survivors, score_scale, token_stride,
     HAS_TABLE: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr, UPCASTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PADDED: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ROWS queries, and of the table from their scores: one row [2 far + 1] a program."""
+    """Gradients of ROWS queries, and of the table from their scores: one row [2 far + 1] a program. First each query's
+    DELTA, the sum of out * d out: what its softmax takes from the gradient of every score."""
     pair = tl.program_id(1)
     row, head = (pair // heads).to(tl.int64), pair % heads
     rows, dims = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
@@ -329,8 +313,11 @@ def queries_kernel(
     q = tl.load(Q + row * q_b + head * q_h + rows[:, None] * q_n + dims[None, :], mask=is_query[:, None], other=0.0)
     d_out = tl.load(D_OUT + row * d_b + head * d_h + rows[:, None] * d_n + dims[None, :],
                     mask=is_query[:, None], other=0.0)  # fmt: skip
+    out = tl.load(OUT + (row * queries + rows[:, None]) * (heads * WIDTH) + head * WIDTH + dims[None, :],
+                  mask=is_query[:, None], other=0.0)  # fmt: skip
+    delta = tl.sum(out.to(tl.float32) * d_out.to(tl.float32), 1) * survivors
+    tl.store(DELTA + pair * padded + rows, delta)
     lse = tl.load(LSE + pair * padded + rows)
-    delta = tl.load(DELTA + pair * padded + rows)
     k_rows, v_rows = K + row * k_b + head * k_h, V + row * v_b + head * v_h
     d_q = tl.zeros([ROWS, WIDTH], tl.float32)
     start, stop, bias = 0, 0, 0.0
