@@ -13,6 +13,7 @@ import torch
 
 from latemask.config import replace
 from latemask.downstream.bucketed import DeviceRows, epoch_batches, sorted_batches
+from latemask.downstream.casts import Casts, used_once
 from latemask.downstream.examples import Examples
 from latemask.downstream.finetune import Bench, Model, result_of
 from latemask.downstream.heads import NO_LABEL, FineTuned, losses
@@ -118,6 +119,66 @@ def test_equals_a_plain_loop():
             update += 1
     for (name, one), two in zip(trained.net.named_parameters(), net.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "tokens", "similarity"])
+def test_weights_cast_at_once_are_weights_cast_one_by_one(kind):
+    """bf16 on a CPU, with dropout: the same bits in every weight after as many updates, and as many losses."""
+    settings = dataclasses.replace(FAST, precision="bf16", epochs=2, clip_norm=0.5)
+    texts, labels = animals(40)
+    classes, columns = ("dog", "cat"), ("text",)
+    if kind == "tokens":
+        texts = [(text.split(),) for (text,) in texts]
+        labels, classes = [[int(word == "cat") for word in words] for (words,) in texts], ("O", "B-CAT")
+    elif kind != "classification":
+        labels, classes = [float(label) for label in labels], ()
+    if kind == "similarity":
+        texts, columns = [(text, "the cat") for (text,) in texts], ("a", "b")
+    found = []
+    for at_once in (True, False):
+        model = tiny_model(**{"shape.positions": "absolute+relative"})
+        bench = Bench(model, problem_of(model, kind, texts, labels, settings, classes, columns), settings, CPU)
+        assert bench.stepper.casts is not None
+        names = bench.stepper.casts.copies.keys()
+        layers = {name for name, part in bench.net.named_modules() if isinstance(part, torch.nn.Linear)}
+        assert names == {f"{layer}.{leaf}" for layer in layers for leaf in ("weight", "bias")}
+        if not at_once:
+            bench.stepper.casts = None
+        training = bench.train(settings)
+        assert training.skipped == 0
+        found.append((untimed(training), {name: p.detach() for name, p in bench.net.named_parameters()}))
+    assert found[0][0] == found[1][0]
+    for name, one in found[0][1].items():
+        assert one.dtype == torch.float32
+        assert torch.equal(one, found[1][1][name]), name
+
+
+def test_layers_that_run_twice_or_share_weights_are_left_to_autocast():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.once, self.twice, self.never, self.tied = (torch.nn.Linear(4, 4) for _ in range(4))
+            self.table = torch.nn.Embedding(4, 4)
+            self.tied.weight = self.table.weight
+
+        def forward(self, x):
+            return self.tied(self.twice(self.twice(self.once(x)))).sum()
+
+    net = Net()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert used_once(net, lambda: net(torch.ones(1, 4)), CPU) == [net.once]
+    assert used_once(net, lambda: net(torch.ones(1, 4)), CPU) == []  # outside of autocast
+    assert not any(part._forward_hooks for part in net.modules())
+    casts, x = Casts(net, [net.once, net.never]), torch.ones(1, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        casts(x).backward()
+    casts.give_gradients()
+    assert net.never.weight.grad is None
+    given = net.once.weight.grad
+    net.zero_grad()
+    with torch.autocast("cpu", torch.bfloat16):
+        net(x).backward()
+    assert torch.equal(given, net.once.weight.grad)
 
 
 def test_the_learning_rate_rises_and_falls():
@@ -457,6 +518,19 @@ def test_graphs_train_as_plain_launches_do(kind):
         histories.append({name: p.detach().cpu() for name, p in bench.net.named_parameters()})
     for name, one in histories[0].items():
         torch.testing.assert_close(one, histories[1][name], rtol=1e-3, atol=1e-4, msg=name)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_graphs_take_the_copies_of_weights():
+    cuda, losses_of = torch.device("cuda"), []
+    settings = dataclasses.replace(FAST, dropout=0.0, precision="bf16", learning_rate=1e-3)
+    for graphs, at_once in (("on", True), ("on", False), ("off", False)):
+        model, settings = tiny_model(), dataclasses.replace(settings, graphs=graphs)
+        bench = Bench(model, problem_of(model, settings=settings), settings, cuda)
+        bench.stepper.casts = bench.stepper.casts if at_once else None
+        losses_of.append([entry["loss_so_far"] for entry in bench.train(settings).history])
+    assert losses_of[0] == pytest.approx(losses_of[1], rel=1e-2)
+    assert losses_of[0] == pytest.approx(losses_of[2], rel=1e-2)
 
 
 def test_pairs_of_bert_have_two_types(tmp_path):

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from latemask.downstream.bucketed import Batch, DeviceRows
+from latemask.downstream.bucketed import WIDTH_STEP, Batch, DeviceRows
+from latemask.downstream.casts import Casts, used_once
 from latemask.downstream.heads import FineTuned, losses
 from latemask.downstream.settings import Settings
 from latemask.errors import Refusal
@@ -55,6 +56,12 @@ class Stepper:
         self.compiles = settings.compile == "on" or (
             settings.compile == "auto" and self.is_cuda and updates >= COMPILE_FROM_UPDATES
         )
+        self.numbers = torch.zeros(settings.batch_rows, dtype=torch.int64, device=device)
+        self.weight = torch.zeros(settings.batch_rows, device=device)
+        self.casts: Casts | None = None
+        """Of products in bf16."""
+        if in_bf16(device, settings):
+            self.casts = Casts(model, used_once(model, lambda: self._scores(WIDTH_STEP), device))
         if self.compiles:
             compile_blocks(model.encoder)
         decayed = [weight for weight in model.parameters() if weight.ndim >= 2]
@@ -64,8 +71,6 @@ class Stepper:
             [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": plain, "weight_decay": 0.0}],
             lr=rate, betas=settings.betas, eps=settings.epsilon, fused=True, capturable=self.uses_graphs,
         )  # fmt: skip
-        self.numbers = torch.zeros(settings.batch_rows, dtype=torch.int64, device=device)
-        self.weight = torch.zeros(settings.batch_rows, device=device)
         self.loss_sum = torch.zeros((), device=device)
         self.skipped = torch.zeros((), device=device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -101,18 +106,23 @@ class Stepper:
         torch.manual_seed(self.settings.seed)
         self.model.train()
 
-    def _loss(self, width: int) -> Tensor:
+    def _scores(self, width: int) -> Tensor:
         pairs = self.model.kind == "similarity"
         numbers = torch.cat([self.numbers, self.numbers + len(self.rows) // 2]) if pairs else self.numbers
         ids, real = self.rows.gather(numbers, width)
         with autocast(self.device, self.settings), sdpa_kernel(BACKENDS):
-            scores = self.model(ids, real)
+            return self.model(ids, real) if self.casts is None else self.casts(ids, real)
+
+    def _loss(self, width: int) -> Tensor:
+        scores = self._scores(width)
         loss = losses(self.model.kind, scores, self.labels.gather(self.numbers, width))
         return (loss * self.weight).sum() / self.weight.sum()
 
     def _update(self, width: int) -> None:
         loss = self._loss(width)
         loss.backward()
+        if self.casts is not None:
+            self.casts.give_gradients()
         weights = [weight for weight in self.model.parameters() if weight.grad is not None]
         norm = torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
         if self.settings.clip_norm is not None:
@@ -132,6 +142,8 @@ class Stepper:
         with torch.cuda.stream(aside):
             for _ in range(2):
                 self._loss(width).backward()
+                if self.casts is not None:
+                    self.casts.give_gradients()
                 self.optimizer.zero_grad(set_to_none=True)
         torch.cuda.current_stream(self.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
@@ -167,11 +179,15 @@ def autocast(device: torch.device, settings: Settings) -> Iterator[None]:
 
     Nothing is cached between products: a graph would keep copies of weights that it then changes.
     """
+    with torch.autocast(device.type, torch.bfloat16, enabled=in_bf16(device, settings), cache_enabled=False):
+        yield
+
+
+def in_bf16(device: torch.device, settings: Settings) -> bool:
+    """Whether products are in bf16. Raises ``Refusal`` where they are to be and the GPU has none."""
     if settings.precision == "bf16" and device.type == "cuda" and not has_bf16(device):
         raise Refusal("--precision", "bf16, on a GPU without it", "fp32")
-    wanted = settings.precision == "bf16" or (settings.precision == "auto" and has_bf16(device))
-    with torch.autocast(device.type, torch.bfloat16, enabled=wanted, cache_enabled=False):
-        yield
+    return settings.precision == "bf16" or (settings.precision == "auto" and has_bf16(device))
 
 
 def compile_blocks(encoder: nn.Module) -> None:
