@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -223,8 +224,15 @@ def speed(options: Speed) -> None:
     ratios = {system: {name: ours[name] / value[name] for name in ("examples_per_second", "steady_examples_per_second")}
               for system, value in found.items() if ours and system != "latemask"}  # fmt: skip
     write_json(Path(options.out), {"kind": "benchmark", "what": "fine-tuning speed", "systems": found, "ratios": ratios,
-                                   "settings": dataclasses.asdict(options) | {"model": options.model or options.size},
-                                   "card": card_name(pick_device()), "versions": versions()})  # fmt: skip
+                                   "settings": said(options), "card": card_name(pick_device()),
+                                   "versions": versions()})  # fmt: skip
+
+
+def said(options: Speed | Agreement) -> dict[str, Any]:
+    """Settings as a result keeps them: of folders their names alone."""
+    settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "only")}
+    model = Path(options.model).name if options.model else f"random weights, {options.size}"
+    return settings | {"model": model, "data": Path(options.data).name}
 
 
 def some_examples(name: str, options: Speed | Agreement) -> tuple[Task, dict[str, Examples]]:
@@ -272,22 +280,27 @@ def random_roberta(folder: Path, task: str, options: Speed | Agreement) -> str:
 
 
 def agreement(options: Agreement) -> None:
-    """Both systems over all seeds and tasks: scores, medians, and the difference against its standard error."""
+    """Both systems over all seeds and tasks: scores, medians, and the difference against its standard error. Tasks that
+    --out holds already and that are not done again stay in it."""
     for name in options.task:
         if name not in GLUE or GLUE[name].kind != "classification":
             raise Refusal("--task", name, "a classification task of GLUE")
     with tempfile.TemporaryDirectory() as aside:
         folder = options.model or random_roberta(Path(aside), options.task[0], options)
         found = {name: agreement_on(name, folder, options) for name in options.task}
-    settings = dataclasses.asdict(options) | {"model": options.model or f"random weights, {options.size}"}
-    write_json(Path(options.out), {"kind": "benchmark", "what": "agreement with Trainer", "tasks": found,
-                                   "settings": settings, "card": card_name(pick_device()),
-                                   "versions": versions()})  # fmt: skip
+    facts = {"settings": said(options), "card": card_name(pick_device()), "versions": versions()}
+    out = Path(options.out)
+    held = json.loads(out.read_text(encoding="utf-8"))["tasks"] if out.is_file() else {}
+    tasks = held | {name: {**one, **facts} for name, one in found.items()}
+    write_json(out, {"kind": "benchmark", "what": "agreement with Trainer", "tasks": tasks})
 
 
 def agreement_on(name: str, folder: str, options: Agreement) -> dict[str, Any]:
     """Both systems on one task."""
     task, examples = some_examples(name, options)
+    majority = Counter(examples["train"].labels).most_common(1)[0][0]
+    held = next(held for split, held in examples.items() if split != "train").labels
+    baseline = METRICS[task.metrics[0]]([majority] * len(held), held)
     scores: dict[str, list[float]] = {"latemask": [], "trainer": []}
     for seed in range(options.seeds):
         settings = Settings(epochs=options.epochs, learning_rate=options.learning_rate, batch_rows=options.batch_rows,
@@ -300,7 +313,7 @@ def agreement_on(name: str, folder: str, options: Agreement) -> dict[str, Any]:
         print(
             f"{name}, seed {seed}: ours {scores['latemask'][-1]:.4f}, Trainer {scores['trainer'][-1]:.4f}", flush=True
         )
-    found = compared(scores) | {"metric": task.metrics[0], "rows": len(examples["train"])}
+    found = compared(scores) | {"metric": task.metrics[0], "majority": baseline, "rows": len(examples["train"])}
     print(f"{name}: {json.dumps(found['difference'])}")
     return found
 
