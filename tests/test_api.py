@@ -62,6 +62,7 @@ def test_every_name_is_there_and_documented(package):
         _ = package.no_such_name
 
 
-def test_the_package_offers_six_names():
-    assert latemask.__all__ == ["Run", "encode", "load_encoder", "load_pretrained", "pretrain", "recipe"]
+def test_the_package_offers_ten_names():
+    options, calls = ["EvaluateOptions", "FinetuneOptions", "Run"], ["encode", "evaluate", "finetune"]
+    assert latemask.__all__ == [*options, *calls, "load_encoder", "load_pretrained", "pretrain", "recipe"]
     assert set(latemask.__all__) <= set(dir(latemask))

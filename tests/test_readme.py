@@ -43,6 +43,12 @@ def desk(tmp_path_factory) -> Path:
     (folder / "my-text").mkdir()
     for name, text in topics.items():
         (folder / "my-text" / f"{name}.txt").write_text(text, encoding="utf-8")
+    (folder / "my-task").mkdir()
+    rows = "".join(f"a {('bad', 'good')[number % 2]} film,{('low', 'high')[number % 2]}\n" for number in range(40))
+    for name in ("train", "dev"):
+        (folder / "my-task" / f"{name}.csv").write_text(f"review,mood\n{rows}")
+    (folder / "my-task" / "alike.csv").write_text("a,b,score\none,one,5\none,two,1\na dog,a cat,2\n")
+    (folder / "my-task" / "pairs.jsonl").write_text('{"right": "it is", "wrong": "it are"}\n')
     return folder
 
 
@@ -61,6 +67,10 @@ def test_commands_run_in_order(desk):
     for kind, block in BLOCKS:
         run_block(kind, block, desk)
     assert (desk / "report.html").is_file()
+    for said in ("Minimal pairs", "Similarity", "mood"):
+        assert said in (desk / "mae.html").read_text()
+    moods = [json.loads(path.read_text()) for path in (desk / "runs" / "mae" / "downstream").glob("mood-*.json")]
+    assert sorted(result["seed"] for result in moods) == [0, 0, 1]  # with and without --patience
     assert (desk / "out" / "mae" / "model.safetensors").is_file()
     assert json.loads((desk / "runs" / "late" / "step-0000002" / "run.json").read_text())["masking"]["joins"] == [
         "0:0.0:0.2", "decoder:0.2:1.0"]  # fmt: skip

@@ -15,6 +15,9 @@ True
 >>> latemask.encode(["Paris is a city.", "So is Rome."], "runs/x").shape
 torch.Size([2, 128])
 
+``latemask.finetune(latemask.FinetuneOptions("runs/x", ("rte",), "glue/"))`` and ``latemask.evaluate`` are the commands
+of those names: they write the same JSON, and return what they print.
+
 Names are imported when they are asked for: ``import latemask`` needs no torch.
 """
 
@@ -24,21 +27,31 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from latemask.config import Run
+    from latemask.downstream.evaluation import evaluate
+    from latemask.downstream.options import EvaluateOptions, FinetuneOptions
+    from latemask.downstream.runner import finetune
     from latemask.hf.loading import load_encoder, load_pretrained
     from latemask.hf.vectors import encode
     from latemask.recipes import recipe
     from latemask.training.loop import pretrain
 
 _HOMES = {
+    "EvaluateOptions": "latemask.downstream.options",
+    "FinetuneOptions": "latemask.downstream.options",
     "Run": "latemask.config",
     "encode": "latemask.hf.vectors",
+    "evaluate": "latemask.downstream.evaluation",
+    "finetune": "latemask.downstream.runner",
     "load_encoder": "latemask.hf.loading",
     "load_pretrained": "latemask.hf.loading",
     "pretrain": "latemask.training.loop",
     "recipe": "latemask.recipes",
 }
 
-__all__ = ["Run", "encode", "load_encoder", "load_pretrained", "pretrain", "recipe"]
+__all__ = [
+    "EvaluateOptions", "FinetuneOptions", "Run", "encode", "evaluate", "finetune", "load_encoder", "load_pretrained",
+    "pretrain", "recipe",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
