@@ -223,3 +223,9 @@ def test_the_command_writes_predictions(tmp_path):
     assert row["metric"] == "f1"
     with pytest.raises(Refusal, match="share"):
         finetune(dataclasses.replace(options, dev="train.json"))
+    with pytest.raises(Refusal, match="--null-threshold: found nan"):
+        finetune(dataclasses.replace(options, null_threshold=float("nan")))
+    [row] = finetune(dataclasses.replace(options, null_threshold=1e9))  # never the empty answer
+    assert row["points"] == 2
+    texts = [json.loads(path.read_text()) for path in files.parent.glob("*.files/predictions.json")]
+    assert any("" not in answers.values() for answers in texts)

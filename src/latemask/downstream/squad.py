@@ -176,8 +176,8 @@ class SquadProblem:
     """Training and development questions against one tokenizer (see ``problem.Problem``)."""
 
     def __init__(self, train: Squad, dev: Squad, inputs: Inputs, settings: Settings, threshold: float = NULL_THRESHOLD):
-        if math.isnan(threshold):
-            raise Refusal("--null-threshold", "nan", "a number")
+        if not math.isfinite(threshold):
+            raise Refusal("--null-threshold", str(threshold), "a finite number")
         refuse_shared(train, dev)
         self.task: Task = SQUAD
         self.classes = 2
