@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,7 +113,8 @@ def joined_world() -> Iterator[World]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and "gloo" not in str(error).lower():
             raise
-        found = f"another process gone or stalled ({str(error).splitlines()[0]})"
+        first = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])  # a place in the library's source
+        found = f"another process gone or stalled ({first.split('. ')[0]})"
         raise Refusal(f"process {os.environ.get('RANK')} of {size}", found, "all of them until the end",
                       "Its own message says why; then go on with --resume") from error  # fmt: skip
     finally:
