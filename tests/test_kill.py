@@ -81,7 +81,7 @@ def moments(kills: int) -> list[Callable[[list[Process], Path], str]]:
     chosen: list[Callable[[list[Process], Path], str]] = []
     for number in range(kills):
         if number % 5 in (1, 3):
-            chosen.append(partial(kill_in_save, 1 + number // 2 % 5, chance.uniform(0, 0.01)))
+            chosen.append(partial(kill_in_save, 1 + number // 2 % 5, chance.uniform(0, 0.004)))
         else:
             chosen.append(partial(kill_after_line, LINES * number // kills, chance.uniform(0, 0.05)))
     return chosen
