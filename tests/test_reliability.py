@@ -145,6 +145,15 @@ def test_the_figures_of_the_long_run_are_those_that_were_measured():
     grown = found["growth_after_warm_up"]["rss_bytes"] / 1e6
     said = f"{found['steps']:,} steps, {found['saves']} checkpoints, {grown:.1f} MB more memory"
     assert said in PAGE
+    found = json.loads((ROOT / "results" / "soak_gpu.json").read_text())
+    assert found["faults"] == []
+    trained, saved = found["steps"] // 25, found["saves"]  # lines of each; the stop saves and does not validate
+    assert found["journal_lines"] == 1 + trained + saved + (saved - 1) + 1
+    grown = found["growth_after_warm_up"]
+    assert max(grown["card_bytes"], grown["open_files"], grown["threads"], grown["journal_memory_bytes"]) <= 0
+    said = (f"{found['seconds']:.0f} s on an {found['card']}: {found['steps']:,} steps, {found['saves']} checkpoints, "
+            f"{grown['rss_bytes'] / 1e6:.1f} MB more memory")  # fmt: skip
+    assert said in PAGE
 
 
 def test_the_figures_of_the_kills_are_those_that_were_measured():
