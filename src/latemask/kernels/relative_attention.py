@@ -108,18 +108,24 @@ def attention(
     dropout: float = 0.0,
 ) -> Float[Tensor, "B H Q d"]:
     """``plain`` by the kernel, [B, Q, H, d] in memory. The same inputs and noise always give the same bits."""
-    parts = (None,) * 5 + (0,) if relative is None else relative
     noise = draw_noise(k.shape[2], q.device) if dropout else None
-    return _attention(q, k, v, *parts, noise, dropout)[0]  # type: ignore[arg-type]
+    return _attention(q, k, v, *_parts(relative), noise, dropout)[0]
 
 
 def self_attention(
     query_key_value: Float[Tensor, "B n 3*D"], heads: int, relative: Relative | None = None, dropout: float = 0.0
 ) -> Float[Tensor, "B n D"]:
     """``attention`` of tokens among themselves, projections in and heads joined out, without a copy on either side."""
-    parts = (None,) * 5 + (0,) if relative is None else relative
     noise = draw_noise(query_key_value.shape[1], query_key_value.device) if dropout else None
-    return _self_attention(query_key_value, heads, *parts, noise, dropout)[0]  # type: ignore[arg-type]
+    return _self_attention(query_key_value, heads, *_parts(relative), noise, dropout)[0]
+
+
+def _parts(relative: Relative | None) -> tuple[Any, ...]:
+    """As the kernels read it: seats and groups row after row, also where they are those of some queries alone."""
+    if relative is None:
+        return (None,) * 5 + (0,)
+    rows = [part if part is None else part.contiguous() for part in relative[1:5]]
+    return relative.table, *rows, relative.reach
 
 
 def draw_noise(keys: int, device: torch.device) -> Int[Tensor, " P+1"]:
