@@ -16,7 +16,7 @@ from typing import Any
 from latemask import console
 from latemask.downstream.claims import being_done, claimed, is_done, read_results
 from latemask.downstream.glue import HUB, HUB_SPLITS
-from latemask.downstream.grid import LARGE_FROM_WIDTH, point_name, points_of, said, summarize
+from latemask.downstream.grid import DIMENSIONS, LARGE_FROM_WIDTH, point_name, points_of, said, summarize
 from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.settings import Settings
@@ -110,9 +110,8 @@ def base_settings(options: FinetuneOptions) -> tuple[Settings, dict[str, Any]]:
     """Settings that all points share, and the dimensions of the grid that the options fix."""
     names = {field.name for field in dataclasses.fields(Settings)}
     given = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    dimensions = ("epochs", "learning_rate", "batch_rows", "warmup_share")
-    fixed = {name: given.pop(name) for name in dimensions if given[name] is not None}
-    for name in dimensions:
+    fixed = {name: given.pop(name) for name in DIMENSIONS if given[name] is not None}
+    for name in DIMENSIONS:
         given.pop(name, None)
     return Settings(**given), fixed
 
