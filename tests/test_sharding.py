@@ -232,8 +232,12 @@ def counted_with_room(shares: tuple[float, float]) -> int | None:
     with joined_world() as world, pytest.MonkeyPatch.context() as patch:
         needed = 2 * memory(run, 64, cards=world.size).total / micro.MEMORY_SHARE
         patch.setattr(torch.cuda, "mem_get_info", lambda device: (needed * shares[world.rank], 10**12))
+        on_gpu = dataclasses.replace(world, device=torch.device("cuda", 0))
         assert micro.counted_micro_rows(run, 64, world) is None, "on a CPU"
-        return micro.counted_micro_rows(run, 64, dataclasses.replace(world, device=torch.device("cuda", 0)))
+        patch.setattr(micro, "is_supported", lambda *_: False)
+        assert micro.counted_micro_rows(run, 64, on_gpu) is None, "without the kernels"
+        patch.setattr(micro, "is_supported", lambda *_: True)
+        return micro.counted_micro_rows(run, 64, on_gpu)
 
 
 def test_nothing_is_measured_where_every_process_has_plenty_of_room() -> None:

@@ -11,6 +11,7 @@ from latemask.config import Run
 from latemask.counts import memory
 from latemask.errors import Refusal
 from latemask.feed.batches import TrainingBatches
+from latemask.kernels.relative_attention import is_supported
 from latemask.model.pretrainer import Pretrainer
 from latemask.model.stack import Block, Door, Stack
 from latemask.training.data_parallel import shard
@@ -48,11 +49,13 @@ def recompute_blocks(model: Pretrainer) -> None:
 
 def counted_micro_rows(run: Run, rows: int, world: World) -> int | None:
     """What ``find_micro_rows`` finds where every process's card has room in plenty, by count alone; None where one has
-    not, and off GPUs. Blocks are to be compiled, products in half precision."""
-    if world.device.type != "cuda":
+    not, off GPUs, and without the kernels, whose plain twins keep more. Blocks are to be compiled, products in half
+    precision."""
+    device, shape = world.device, run.shape
+    if device.type != "cuda" or not is_supported(device, torch.bfloat16, shape.width // shape.heads):
         return None
-    wanted = _divisor(rows, max(1, ENOUGH_TOKENS // run.shape.row_tokens))
-    free, _ = torch.cuda.mem_get_info(world.device)
+    wanted = _divisor(rows, max(1, ENOUGH_TOKENS // shape.row_tokens))
+    free, _ = torch.cuda.mem_get_info(device)
     fits = PLENTY * memory(run, wanted, cards=world.size).total <= MEMORY_SHARE * free
     return world.least(wanted if fits else 0) or None
 
