@@ -69,6 +69,7 @@ class Validation:
         was_training = model.training
         model.eval()
         sums = torch.zeros(len(self.source_names) + 1, 2, dtype=torch.float64)
+        micro_rows = world.least(micro_rows)  # it differs where a batch does not divide; passes must not
         first, last = world.share(len(self))
         mine = [(start, min(start + micro_rows, last)) for start in range(first, last, micro_rows)]
         passes = math.ceil(math.ceil(len(self) / world.size) / micro_rows)
@@ -80,7 +81,7 @@ class Validation:
             batch = self.batches.batch(start, stop)
             with precision():
                 losses = model(batch.to(world.device)).float().cpu().double().flatten()
-            if number >= len(mine):  # all processes make as many passes, which a sharded model needs
+            if number >= len(mine):  # all processes make as many passes, which a sharded model and a signal need
                 continue
             sums[-1] += torch.stack([losses.sum(), torch.tensor(float(losses.numel()), dtype=torch.float64)])
             sources = self._sources(start, stop, batch)
