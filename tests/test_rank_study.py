@@ -426,6 +426,7 @@ def test_an_export_knows_whether_its_encoder_saw_masks(folder, tmp_path, capsys)
     run_rank(RankOptions(str(out), str(folder / "text.txt"), tokens=300, out=str(file), device="cpu"))
     assert [layer["masks"] for layer in json.loads(file.read_text())["layers"]] == [None] * 5
     assert "no block of this encoder sees [MASK]" in capsys.readouterr().out
+    (out / "SHA256SUMS").unlink()
     config = json.loads((out / "config.json").read_text())
     (out / "config.json").write_text(json.dumps(config | {"mask_in_encoder": "perhaps"}))
     with pytest.raises(Refusal, match="mask_in_encoder"):

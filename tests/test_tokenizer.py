@@ -32,6 +32,7 @@ from latemask.text.tokenizer import (
     train_tokenizer,
 )
 from latemask.text.words import pieces, word_pattern
+from trained import byte_level
 
 BERT = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
 LITERALS = ["<mask>", "</s>", "<pad>", "<s>", "<unk>", "[MASK]", "[SEP]", "[PAD]", "[CLS]", "[UNK]"]
@@ -450,3 +451,11 @@ def test_a_tokenizer_that_gives_other_ids_each_time_is_refused(tmp_path):
     whole["model"]["dropout"] = 0.0
     (tmp_path / "tokenizer.json").write_text(json.dumps(whole))
     assert load_tokenizer(tmp_path).vocabulary == byte_level().vocabulary
+
+
+def test_a_part_of_a_merge_without_an_id_of_its_own_is_refused():
+    described = json.loads(byte_level().library.to_str())
+    part = described["model"]["merges"][0][1]
+    described["model"]["vocab"][part] = described["model"]["vocab"]["z"]
+    with pytest.raises(Refusal, match="contradicts itself .*out of vocabulary"):
+        Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(described))).encode_batch(["the"])
