@@ -457,5 +457,5 @@ def test_a_part_of_a_merge_without_an_id_of_its_own_is_refused():
     described = json.loads(byte_level().library.to_str())
     part = described["model"]["merges"][0][1]
     described["model"]["vocab"][part] = described["model"]["vocab"]["z"]
-    with pytest.raises(Refusal, match="contradicts itself .*out of vocabulary"):
+    with pytest.raises(Refusal, match=r"contradicts itself .*out of vocabulary"):
         Tokenizer(tokenizers.Tokenizer.from_str(json.dumps(described))).encode_batch(["the"])

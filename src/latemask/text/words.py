@@ -84,8 +84,8 @@ class Encoder:
         try:
             self.library = Tokenizer.from_str(json.dumps(_twin(tokenizer, names)))
         except Exception as error:  # the library raises nothing narrower
-            found = f"a tokenizer.json that contradicts itself ({error})"
-            raise Refusal("tokenizer", found, "every part of a merge in the vocabulary, with an id of its own") from error
+            found, wanted = f"a tokenizer.json that contradicts itself ({error})", "an id of its own for each token"
+            raise Refusal("tokenizer", found, wanted) from error
         never = [self.library.token_to_id(_other_name(name)) for name in sorted(names - {unknown_name})]
         self.special_ids = np.array(never, dtype)
         self.dtype = dtype
