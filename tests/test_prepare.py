@@ -342,6 +342,7 @@ def test_one_line_without_spaces_of_20_mb(tokenizer, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("shape", ["documents", "one line", "one JSON line"])
 def test_memory_is_bounded(tmp_path, shape):
     """2 GB of documents, or one line of 1 GB: both commands, in 4 GB of address space for each process."""
