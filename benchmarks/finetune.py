@@ -12,7 +12,6 @@ steady rate.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import statistics
@@ -30,6 +29,7 @@ import numpy as np
 import torch
 import transformers
 import tyro
+from asked import asked
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
 from latemask.downstream.examples import Examples
@@ -54,9 +54,9 @@ System = Literal["latemask", "trainer-stock", "trainer-best"]
 class Speed:
     """Examples a second on MNLI-length data."""
 
-    data: str
+    data: Path
     """Folder with GLUE's TSV folders."""
-    out: str = "results/finetune-speed.json"
+    out: Path = Path("results/finetune-speed.json")
     """The JSON."""
     model: str = ""
     """A Hugging Face encoder folder; by default a RoBERTa of --size with random weights."""
@@ -86,7 +86,7 @@ class Speed:
 class Agreement:
     """The same scores within seed noise."""
 
-    data: str
+    data: Path
     """Folder with GLUE's TSV folders."""
     model: str = ""
     """A stock Hugging Face encoder folder; by default a RoBERTa of --size with random weights, which learns from the
@@ -95,7 +95,7 @@ class Agreement:
     """Of the random model."""
     task: tuple[str, ...] = ("sst2", "qqp")
     """Classification tasks of GLUE."""
-    out: str = "results/finetune-agreement.json"
+    out: Path = Path("results/finetune-agreement.json")
     """The JSON."""
     seeds: int = 5
     """Of each system and task."""
@@ -223,16 +223,15 @@ def speed(options: Speed) -> None:
     ours = found.get("latemask", {})
     ratios = {system: {name: ours[name] / value[name] for name in ("examples_per_second", "steady_examples_per_second")}
               for system, value in found.items() if ours and system != "latemask"}  # fmt: skip
-    write_json(Path(options.out), {"kind": "benchmark", "what": "fine-tuning speed", "systems": found, "ratios": ratios,
-                                   "settings": said(options), "card": card_name(pick_device()),
+    write_json(options.out, {"kind": "benchmark", "what": "fine-tuning speed", "systems": found, "ratios": ratios,
+                                   "settings": settings_of(options), "card": card_name(pick_device()),
                                    "versions": versions()})  # fmt: skip
 
 
-def said(options: Speed | Agreement) -> dict[str, Any]:
-    """Settings as a result keeps them: of folders their names alone."""
-    settings = {name: value for name, value in dataclasses.asdict(options).items() if name not in ("out", "only")}
-    model = Path(options.model).name if options.model else f"random weights, {options.size}"
-    return settings | {"model": model, "data": Path(options.data).name}
+def settings_of(options: Speed | Agreement) -> dict[str, Any]:
+    """Settings as a result keeps them."""
+    settings = {name: value for name, value in asked(options).items() if name not in ("out", "only")}
+    return settings | {"model": Path(options.model).name if options.model else f"random weights, {options.size}"}
 
 
 def some_examples(name: str, options: Speed | Agreement) -> tuple[Task, dict[str, Examples]]:
@@ -288,11 +287,10 @@ def agreement(options: Agreement) -> None:
     with tempfile.TemporaryDirectory() as aside:
         folder = options.model or random_roberta(Path(aside), options.task[0], options)
         found = {name: agreement_on(name, folder, options) for name in options.task}
-    facts = {"settings": said(options), "card": card_name(pick_device()), "versions": versions()}
-    out = Path(options.out)
-    held = json.loads(out.read_text(encoding="utf-8"))["tasks"] if out.is_file() else {}
+    facts = {"settings": settings_of(options), "card": card_name(pick_device()), "versions": versions()}
+    held = json.loads(options.out.read_text(encoding="utf-8"))["tasks"] if options.out.is_file() else {}
     tasks = held | {name: {**one, **facts} for name, one in found.items()}
-    write_json(out, {"kind": "benchmark", "what": "agreement with Trainer", "tasks": tasks})
+    write_json(options.out, {"kind": "benchmark", "what": "agreement with Trainer", "tasks": tasks})
 
 
 def agreement_on(name: str, folder: str, options: Agreement) -> dict[str, Any]:

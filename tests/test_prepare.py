@@ -29,6 +29,7 @@ from latemask.text import prepare as prepare_module
 from latemask.text.prepare import FileCounts, PrepareOptions, prepare, run_prepare
 from latemask.text.store import open_store
 from latemask.text.tokenizer import Tokenizer, train_tokenizer
+from training_support import of_session, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -307,25 +308,10 @@ def test_killed_in_the_middle_leaves_nothing_under_the_name(tokenizer, tmp_path,
     assert not (tmp_path / "out").exists()
     left = {".out.partial", ".out.lock"} if kill == signal.SIGKILL else set()
     assert {path.name for path in tmp_path.glob(".*")} == left
-    deadline = time.monotonic() + 20
-    while _alive(running.pid):  # workers end with their parent
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not of_session(running.pid), 20)  # workers end with their parent
     (tmp_path / "in.txt").write_text("\n\n".join(paragraphs[:50]))
     prepare([tmp_path / "in.txt"], tokenizer, tmp_path / "out")
     assert not list(tmp_path.glob(".*"))
-
-
-def _alive(session: int) -> list[str]:
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(status.parent.name)
-    return found
 
 
 @pytest.mark.slow

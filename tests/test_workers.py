@@ -15,7 +15,7 @@ import pytest
 from latemask.config import replace
 from latemask.recipes import recipe
 from trained import byte_level, write_run
-from training_support import wait_until
+from training_support import of_session, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +36,6 @@ FINETUNE = ["finetune", "run", "--task", "own", "--data", ".", "--train", "train
             "--label", "animal", "--seeds", "4", "--epochs", "5000", "--learning-rate", "1e-3", "--batch-rows", "8",
             "--parallel", "2"]  # fmt: skip
 PREPARE = ["prepare", "text.txt", "--tokenizer", "tok", "--workers", "2"]
-
-
-def of_session(session: int) -> list[int]:
-    """The processes of a session that are alive."""
-    found = []
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = status.read_text().rsplit(")", 1)[1].split()
-        except OSError:
-            continue
-        if int(fields[3]) == session and fields[0] != "Z":
-            found.append(int(status.parent.name))
-    return found
 
 
 def workers_of(session: int) -> list[int]:

@@ -220,6 +220,19 @@ def wait_until(condition: Callable[[], bool], seconds: float = 30) -> None:
         time.sleep(0.005)
 
 
+def of_session(session: int) -> list[int]:
+    """The processes of a session that are alive."""
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = status.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[3]) == session and fields[0] != "Z":
+            found.append(int(status.parent.name))
+    return found
+
+
 @contextmanager
 def mounted_disk(place: Path, size: str) -> Iterator[Path]:
     """A disk of its own at ``place``, of ``size`` as mount says it; where none may be mounted, the test is skipped."""

@@ -118,20 +118,25 @@ class Stepper:
         loss = losses(self.model.kind, scores, self.labels.gather(self.numbers, width))
         return (loss * self.weight).sum() / self.weight.sum()
 
-    def _update(self, width: int) -> None:
+    def _backward(self, width: int) -> Tensor:
+        """The gradients of all weights; the loss."""
         loss = self._loss(width)
         loss.backward()
         if self.casts is not None:
             self.casts.give_gradients()
+        return loss.detach()
+
+    def _update(self, width: int) -> None:
+        loss = self._backward(width)
         weights = [weight for weight in self.model.parameters() if weight.grad is not None]
         norm = torch.nn.utils.get_total_norm([weight.grad for weight in weights if weight.grad is not None])
         if self.settings.clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(weights, self.settings.clip_norm, norm)
-        finite = torch.isfinite(norm) & torch.isfinite(loss.detach())
+        finite = torch.isfinite(norm) & torch.isfinite(loss)
         self.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        self.loss_sum += torch.where(finite, loss.detach(), 0.0)
+        self.loss_sum += torch.where(finite, loss, 0.0)
         self.skipped += ~finite
 
     def _captured(self, width: int) -> torch.cuda.CUDAGraph:
@@ -141,9 +146,7 @@ class Stepper:
         aside.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(aside):
             for _ in range(2):
-                self._loss(width).backward()
-                if self.casts is not None:
-                    self.casts.give_gradients()
+                self._backward(width)
                 self.optimizer.zero_grad(set_to_none=True)
         torch.cuda.current_stream(self.device).wait_stream(aside)
         graph = torch.cuda.CUDAGraph()

@@ -23,6 +23,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from latemask.errors import Refusal
+from latemask.text.tokenizer import is_of_library
 
 SLICE_CHARACTERS = 1 << 20
 PIECE_CHARACTERS = 1 << 16
@@ -83,7 +84,9 @@ class Encoder:
         names = {*special_names, *(added["content"] for added in _added(tokenizer) if added["special"])}
         try:
             self.library = Tokenizer.from_str(json.dumps(_twin(tokenizer, names)))
-        except Exception as error:  # the library raises nothing narrower
+        except BaseException as error:
+            if not is_of_library(error):
+                raise
             found, wanted = f"a tokenizer.json that contradicts itself ({error})", "an id of its own for each token"
             raise Refusal("tokenizer", found, wanted) from error
         never = [self.library.token_to_id(_other_name(name)) for name in sorted(names - {unknown_name})]
