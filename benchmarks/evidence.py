@@ -68,6 +68,10 @@ class Options:
     """Pretraining seeds of `objectives`; each also seeds the order of the data, alike for all systems."""
     finetuning_seeds: int = 5
     """A task."""
+    parallel: int = 4
+    """Fine-tunings at once on a card."""
+    only: tuple[str, ...] = ()
+    """Names of trials to run, such as mae_lm,seed=1; none given: all."""
     tasks: tuple[str, ...] = ("cola", "sst2", "mrpc", "rte", "stsb", "qnli", "qqp", "mnli")
     """Of GLUE."""
     tokens: int | None = None
@@ -199,6 +203,9 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
 def jobs_of(options: Options) -> list[Job]:
     """Pretrainings first, then what is measured of them, the cheap things before the dear."""
     trials, measures = trials_of(options)
+    if unknown := set(options.only) - {trial.name for trial in trials}:
+        raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {' '.join(trial.name for trial in trials)}")
+    trials = [trial for trial in trials if not options.only or trial.name in options.only]
     latemask = (sys.executable, "-m", "latemask")
     jobs, later = [], []
     for trial in trials:
@@ -218,7 +225,7 @@ def jobs_of(options: Options) -> list[Job]:
 
 def _measure(measure: Measure, model: str, options: Options) -> tuple[str, ...]:
     """The command of a measure; empty where its data is not given."""
-    tuned = ("--seeds", str(options.finetuning_seeds))
+    tuned = ("--seeds", str(options.finetuning_seeds), "--parallel", str(options.parallel))
     if measure == "blimp" and options.blimp:
         return ("evaluate", model, "--suite", "blimp", "--data", str(options.blimp), "--precision", "bf16")
     if measure == "masked-loss":
@@ -338,4 +345,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Refusal as refusal:
+        sys.exit(str(refusal))
