@@ -29,7 +29,7 @@ from latemask.writing import write_json
 
 HOPPER = GPUTarget("cuda", 90, 32)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-WARPS, TILES, PADDED = 4, 8, 192
+TILES, PADDED = 8, 192
 SHORTEST_LOOP = 60
 """Instructions; shorter ones wait or copy."""
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_.]+)(.*?);", re.MULTILINE)
@@ -104,14 +104,14 @@ def loops(code: str) -> list[Counter[str]]:
 
 def compiled(kernel: str, kind: str, drops: bool, width: int) -> dict[str, Any]:
     """One kernel with the tile that is chosen for ``kind``: bare, drops or table."""
-    rows, columns, stages = relative_attention.TILES[kernel][kind]
+    rows, columns, warps, stages = relative_attention.TILES[kernel][kind]
     source = source_of(kernel, drops, kind == "table", rows, columns, width)
-    made = triton.compile(source, target=HOPPER, options={"num_warps": WARPS, "num_stages": stages})
+    made = triton.compile(source, target=HOPPER, options={"num_warps": warps, "num_stages": stages})
     said, code = assembled(made.asm["ptx"])
     registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
     assert registers is not None
     assert spilled is not None
-    tile = {"queries": rows, "keys": columns, "stages": stages, "warps": WARPS}
+    tile = {"queries": rows, "keys": columns, "stages": stages, "warps": warps}
     bodies = [{"instructions": body.total(), "by_kind": dict(body.most_common())} for body in loops(code)]
     return {"kernel": kernel, "kind": kind, "drops": drops, "tile": tile, "registers": int(registers[1]),
             "spilled_bytes": int(spilled[1]), "shared_bytes": made.metadata.shared, "loops": bodies}  # fmt: skip

@@ -139,6 +139,26 @@ def model_errors(recipe: str, device: str) -> list[float]:
     return [_error(a, b) for a, b in zip(found["kernel"], found["plain"], strict=True)]
 
 
+def self_attention_errors(device: str) -> list[float]:
+    """Output and gradients of a layer without a bias, by the kernel and by torch's own."""
+    from latemask.kernels import relative_attention as kernel
+    from latemask.model.attention import Geometry, SelfAttention
+
+    torch.manual_seed(0)
+    layer = SelfAttention(64, 2, 0.0).to(device, BF16)
+    x, d_out = (torch.randn(2, 77, 64).to(device, BF16) for _ in range(2))
+    found, called = [], []
+    kept = kernel.pays, kernel.self_attention
+    for pays in (True, False):
+        kernel.pays = lambda *_, pays=pays: pays
+        kernel.self_attention = lambda *parts, pays=pays: called.append(pays) or kept[1](*parts)
+        out = layer(x.requires_grad_(), Geometry())
+        found.append((out, *torch.autograd.grad(out, (x, *layer.parameters()), d_out)))
+    kernel.pays, kernel.self_attention = kept
+    assert called == [True]
+    return [_error(a, b) for a, b in zip(*found, strict=True)]
+
+
 def same_twice(device: str) -> list[float]:
     """Two runs of forward and backward with the same noise differ by nothing."""
     from latemask.kernels import relative_attention as kernel
@@ -171,6 +191,7 @@ def _checks(device: str) -> dict[str, tuple[float, list[float]]]:
         found[name] = (LIMIT[dtype], cross_entropy_errors(dtype, device))
     for recipe in ("mae_lm", "mlm"):  # in MLM the encoder's last block has queries where it predicts alone
         found[f"whole {recipe}"] = (1e-4, model_errors(recipe, device))
+    found["self-attention"] = (LIMIT[BF16], self_attention_errors(device))
     found["same twice"] = (0.0, same_twice(device))
     return found
 
@@ -188,7 +209,37 @@ def checks() -> dict[str, tuple[float, list[float]]]:
 def test_kernels_equal_their_plain_twins(checks):
     wrong = {name: errors for name, (limit, errors) in checks.items() if not max(errors) <= limit}
     assert not wrong
-    assert len(checks) == len(ATTENTION) + 5
+    assert len(checks) == len(ATTENTION) + 6
+
+
+def test_the_kernel_serves_where_it_pays(monkeypatch):
+    """Without a bias: with dropout, in half precision, where nothing is told and every token is asked."""
+    from latemask.kernels import relative_attention as kernel
+    from latemask.model.attention import Geometry, SelfAttention
+
+    served = []
+    monkeypatch.setattr(kernel, "is_supported", lambda *_: True)
+    monkeypatch.setattr(kernel, "self_attention", lambda x, *_: served.append(1) or x.chunk(3, -1)[0])
+    layer, x = SelfAttention(32, 2, 0.1).to(BF16), torch.randn(2, 5, 32, dtype=BF16)
+    angles = torch.ones(2, 1, 5, 8)
+
+    def serves(layer=layer, x=x, start=0, **told) -> bool:
+        served.clear()
+        layer(x, Geometry(**told), start)
+        return bool(served)
+
+    assert serves()
+    assert not serves(start=1)
+    assert not serves(causal=True)
+    assert not serves(rotation=(angles, angles))
+    assert not serves(bias=torch.zeros(2, 1, 5, 5))
+    assert not serves(blind=torch.zeros(2, 1, 5, 1, dtype=torch.bool))
+    with torch.autocast("cpu", BF16):
+        assert serves(SelfAttention(32, 2, 0.1), x.float())
+    assert not serves(SelfAttention(32, 2, 0.1), x.float())
+    assert not serves(layer.eval())
+    monkeypatch.undo()
+    assert not kernel.pays(x, 2, 0.1) or kernel.INTERPRETED
 
 
 def test_attention_drops_the_share_it_is_told():

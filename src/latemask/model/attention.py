@@ -32,6 +32,12 @@ class Geometry(NamedTuple):
     relative: Relative | None = None
     """In place of ``bias`` and ``blind`` where the kernel runs."""
 
+    @property
+    def tells_nothing(self) -> bool:
+        """Whether every token looks at every token and nothing is known of seats."""
+        told = (self.bias, self.blind, self.rotation, self.relative)
+        return not self.causal and all(part is None for part in told)
+
     def queries_from(self, start: int) -> Geometry:
         """The same for the queries from ``start`` on."""
         bias = None if self.bias is None else self.bias[:, :, start:]
@@ -79,11 +85,12 @@ class SelfAttention(nn.Module):
     def forward(self, x: Float[Tensor, "B K D"], geometry: Geometry, start: int = 0) -> Float[Tensor, "B Q D"]:
         width = x.shape[-1]
         dropout = self.dropout if self.training else 0.0
-        if start == 0 and geometry.relative is not None:
-            projected = self.query_key_value(x)
-            return self.output(relative_attention.self_attention(projected, self.heads, geometry.relative, dropout))
         if start == 0:
-            q, k, v = self.query_key_value(x).chunk(3, dim=-1)
+            projected = self.query_key_value(x)
+            pays = geometry.tells_nothing and relative_attention.pays(projected, self.heads, dropout)
+            if pays or geometry.relative is not None:
+                return self.output(relative_attention.self_attention(projected, self.heads, geometry.relative, dropout))
+            q, k, v = projected.chunk(3, dim=-1)
         else:
             weight, bias = self.query_key_value.weight, self.query_key_value.bias
             q = F.linear(x[:, start:], weight[:width], bias[:width])
