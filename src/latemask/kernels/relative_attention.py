@@ -30,7 +30,7 @@ class Relative(NamedTuple):
     query_seats: Int[Tensor, "B Q"]
     """int32."""
     key_seats: Int[Tensor, "B K"]
-    """int32."""
+    """int32. No two keys that a query sees share a seat: of such two, one alone would count in the table's gradient."""
     query_groups: Int[Tensor, "B Q"] | None
     """int32. A query sees the keys of its own group, nothing where there are none; None: all keys."""
     key_groups: Int[Tensor, "B K"] | None

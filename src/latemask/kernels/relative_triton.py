@@ -7,8 +7,8 @@ whole tiles and read without asking. Dropout is a hash of (row of the batch, hea
 key, made again in the backward pass.
 
 The table's gradient: far tiles are summed at once; in near ones a program lays the gradients of its scores out by query
-and distance, in scratch memory that stays in the cache, and sums over its queries before it writes a single row. A pair
-of query and distance occurs once, so the order of additions is always the same.
+and distance, in scratch memory, and sums over its queries before it writes a single row. A query sees one key at most
+at each distance: so nothing is added up there, and the order of additions is always the same.
 """
 
 # Triton is a language of its own: its types are not Python's.
@@ -354,7 +354,10 @@ def queries_kernel(
             above += tl.sum(tl.where(distance >= far, d_scores, 0.0), 1)
             below += tl.sum(tl.where(distance <= -far, d_scores, 0.0), 1)
             near = (distance + (far - 1)).to(tl.uint32, bitcast=True) < 2 * far - 1
-            tl.atomic_add((scratch + far)[:, None] + distance, d_scores, mask=near, sem="relaxed", scope="cta")
+            if HAS_GROUPS:
+                key_groups = tl.load(groups + columns, mask=columns < keys, other=-3)
+                near &= key_groups[None, :] == query_groups[:, None]
+            tl.store((scratch + far)[:, None] + distance, d_scores, mask=near)
         bias = tl.load(table + far)
     full = keys // COLUMNS
     for tile in range(stop, full):
