@@ -495,6 +495,24 @@ def test_unusable_options_are_refused(folders, tmp_path):
     assert not list(tmp_path.glob("*.claim*"))
 
 
+def test_benches_have_encoders_of_their_own():
+    """What one bench compiles or trains reaches neither the model nor the next bench."""
+
+    def is_compiled(net):
+        return any(module._compiled_call_impl is not None for module in net.modules())
+
+    model, plain = tiny_model(), dataclasses.replace(FAST, epochs=1)
+    before = {name: value.clone() for name, value in model.encoder.state_dict().items()}
+    compiling = dataclasses.replace(plain, compile="on")
+    assert is_compiled(Bench(model, problem_of(model, settings=compiling), compiling, CPU).net)
+    bench = Bench(model, problem_of(model, settings=plain), plain, CPU)
+    assert not is_compiled(model.encoder)
+    assert not is_compiled(bench.net)
+    bench.train(plain)
+    for name, value in model.encoder.state_dict().items():
+        torch.testing.assert_close(value, before[name], rtol=0, atol=0)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 @pytest.mark.parametrize("kind", ["classification", "tokens", "similarity"])
 def test_graphs_train_as_plain_launches_do(kind):

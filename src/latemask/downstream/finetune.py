@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import importlib.metadata
@@ -39,9 +40,8 @@ class Model:
 
     folder: str
     encoder: nn.Module
+    """Never trained itself: every bench has a copy."""
     tokenizer: Tokenizer
-    initial: dict[str, Tensor]
-    """Its weights, on the CPU."""
     facts: dict[str, Any]
     """What a result says of it: folder, run and step where it is a run's, and the fingerprint of its weights."""
 
@@ -57,8 +57,7 @@ class Model:
 
     @classmethod
     def of(cls, encoder: nn.Module, tokenizer: Tokenizer, folder: str, step: Path | None = None) -> Model:
-        initial = {name: tensor.detach().cpu().clone() for name, tensor in encoder.state_dict().items()}
-        facts: dict[str, Any] = {"folder": folder, "weights": weights_fingerprint(initial),
+        facts: dict[str, Any] = {"folder": folder, "weights": weights_fingerprint(encoder.state_dict()),
                                  "tokenizer": tokenizer.fingerprint[:16]}  # fmt: skip
         if step is not None:
             state = checkpoint.read_state(step)
@@ -68,7 +67,7 @@ class Model:
                 "pretraining_seconds": state.seconds,
                 "recipe": checkpoint.read_run(step).recipe,
             }
-        return cls(folder, encoder, tokenizer, initial, facts)
+        return cls(folder, encoder, tokenizer, facts)
 
     def inputs(self, settings: Settings) -> Inputs:
         return Inputs(self.tokenizer, min(settings.sequence_tokens, self.row_tokens))
@@ -85,7 +84,7 @@ def weights_fingerprint(tensors: dict[str, Tensor]) -> str:
     digest = hashlib.sha256()
     for name in sorted(tensors):
         digest.update(name.encode())
-        digest.update(tensors[name].contiguous().view(torch.uint8).numpy().tobytes())
+        digest.update(tensors[name].detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
@@ -103,7 +102,8 @@ class Bench:
         self.lengths = rows.lengths
         if problem.task.kind == "similarity":
             self.lengths = np.maximum(rows.lengths[: self.examples], rows.lengths[self.examples :])
-        self.net = FineTuned(model.encoder, problem.task.kind, problem.classes, settings.dropout,
+        encoder = copy.deepcopy(model.encoder)  # compiled or not, as this bench alone wants it
+        self.net = FineTuned(encoder, problem.task.kind, problem.classes, settings.dropout,
                              model.type_token()).to(device)  # fmt: skip
         values = torch.from_numpy(problem.train_labels).to(device)
         labels = Labels(values, rows if problem.task.kind == "tokens" else None)
@@ -117,7 +117,7 @@ class Bench:
         if bench_key(settings) != self.key:
             raise ValueError("a bench trains points that differ only in rates, epochs, patience and seed")
         stepper, self.stepper.settings = self.stepper, settings
-        stepper.begin(self.model.initial)
+        stepper.begin(self.model.encoder.state_dict())
         updates, done, padded, real = self.updates(settings), 0, 0, 0
         history: list[dict[str, Any]] = []
         best: tuple[float, dict[str, Tensor], Evaluation] | None = None
