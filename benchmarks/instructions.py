@@ -5,12 +5,17 @@
 Triton and the ptxas and cuobjdump that come with it need no GPU to compile. A loop goes over the tiles of one program;
 with a table there are three (far before, near, far after). Instructions a tile say what a kernel costs where they bind
 it: four schedulers issue one each a cycle for a warp of theirs.
+
+``--before`` puts the numbers of former kernels beside: a JSON of this program, run with their source on PYTHONPATH
+(``TILES`` in it set to the present ones, since only equal tiles compare).
 """
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -24,9 +29,11 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from latemask import console
+from latemask.errors import Refusal
 from latemask.kernels import relative_attention, relative_triton
 from latemask.writing import write_json
 
+WHAT = "instructions of the attention kernels on sm_90a"
 HOPPER = GPUTarget("cuda", 90, 32)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 TILES, PADDED = 8, 192
@@ -49,6 +56,8 @@ class Options:
     """The JSON."""
     head_width: int = 64
     """Of a head."""
+    before: Path | None = None
+    """A JSON of this program for former kernels, whose numbers stand beside those of the same kernel, kind and tile."""
 
 
 def source_of(kernel: str, drops: bool, has_table: bool, rows: int, columns: int, width: int) -> ASTSource:
@@ -117,12 +126,41 @@ def compiled(kernel: str, kind: str, drops: bool, width: int) -> dict[str, Any]:
             "spilled_bytes": int(spilled[1]), "shared_bytes": made.metadata.shared, "loops": bodies}  # fmt: skip
 
 
+def beside(found: list[dict[str, Any]], former: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """``found``, with ``loops_before`` (instructions of each) and ``registers_before`` where ``former`` has the same
+    kernel, kind and tile."""
+
+    def key(one: dict[str, Any]) -> tuple[Any, ...]:
+        return one["kernel"], one["kind"], one["drops"], tuple(sorted(one["tile"].items()))
+
+    numbers = {key(one): {"loops_before": [body["instructions"] for body in one["loops"]],
+                          "registers_before": one["registers"]} for one in former}  # fmt: skip
+    return [one | numbers.get(key(one), {}) for one in found]
+
+
+def kernels_of(path: Path, head_width: int) -> list[dict[str, Any]]:
+    """What a JSON of this program says of each kernel.
+
+    Raises ``Refusal`` where there is no such JSON, and for one of another head width.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise Refusal("--before", f"{path}: {error}", "a JSON of this program") from error
+    if not isinstance(found, dict) or found.get("what") != WHAT:
+        raise Refusal("--before", f"{path}, which is none", "a JSON of this program")
+    if (width := found["settings"]["head_width"]) != head_width:
+        raise Refusal("--before", f"{path} of heads {width} wide", f"{head_width}, as --head-width")
+    return found["kernels"]
+
+
 def main() -> None:
     options = tyro.cli(Options)
+    former = [] if options.before is None else kernels_of(options.before, options.head_width)
     cases = (("bare", False), ("drops", True), ("table", False), ("table", True))
     found = [compiled(kernel, kind, drops, options.head_width) for kernel in KERNELS for kind, drops in cases]
-    write_json(options.out, {"kind": "benchmark", "what": "instructions of the attention kernels on sm_90a",
-                             "kernels": found, "settings": asked(options),
+    found = beside(found, former)
+    write_json(options.out, {"kind": "benchmark", "what": WHAT, "kernels": found, "settings": asked(options),
                              "versions": {"triton": triton.__version__}})  # fmt: skip
     columns = (
         "kernel",
@@ -133,13 +171,18 @@ def main() -> None:
         "registers",
         "spilled",
         "instructions of a tile",
+        "before",
     )
     console.table("Attention kernels on sm_90a", columns,
                   [(one["kernel"], one["kind"], "yes" if one["drops"] else "no",
                     f"{one['tile']['queries']} x {one['tile']['keys']}", one["tile"]["stages"], one["registers"],
-                    one["spilled_bytes"], ", ".join(str(body["instructions"]) for body in one["loops"]))
+                    one["spilled_bytes"], ", ".join(str(body["instructions"]) for body in one["loops"]),
+                    ", ".join(map(str, one.get("loops_before", ()))))
                    for one in found])  # fmt: skip
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except Refusal as refusal:
+        sys.exit(str(refusal))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,7 @@ from latemask.errors import Refusal
 from latemask.kernels import linear_cross_entropy, relative_attention
 from training_support import wait_until, write_store
 
-curves, processes, start = load("curves"), load("processes"), load("start")
+curves, processes, start, tiles = load("curves"), load("processes"), load("start"), load("tiles")
 
 NARROW = ("--shape.depth 1 --shape.width 16 --shape.heads 1 --shape.feedforward 16 --shape.row-tokens 16 "
           "--decoder.depth 1 --decoder.width 16 --decoder.heads 1 --decoder.feedforward 16")  # fmt: skip
@@ -236,8 +237,6 @@ def test_speed_of_a_variant_leaves_the_first_half_out() -> None:
 
 def test_the_plain_path_has_no_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Switched off where the model asks, at the time of training, for plain and fp32 and for no other."""
-    import torch
-
     asked: dict[str, tuple] = {}
     for kernel in (relative_attention, linear_cross_entropy):
         monkeypatch.setattr(kernel, "is_supported", lambda *_: True)
@@ -312,3 +311,163 @@ def test_what_fails_is_named_and_what_is_told_to_stop_counts_as_far_as_it_went(
     assert {name: one["was_stopped"] for name, one in cards.found.items()} == {"plain": True, "fast": False}
     assert cards.found["plain"]["losses"] == [[1, 2.0]]
     assert not list(run.glob("*/step-*"))
+
+
+# tiles
+
+
+def blocks_now(kernel: str, kind: str) -> tuple[int, ...]:
+    """Queries, keys, warps and stages that the kernel would be started with, at 512 tokens in bf16."""
+    q = torch.empty(1, 1, 512, 64, dtype=torch.bfloat16)
+    drops, has_table = tiles.KINDS[kind]
+    found = relative_attention._blocks(kernel, q, q if has_table else None, 0.1 if drops else 0.0, 512)
+    return tuple(found[name] for name in ("ROWS", "COLUMNS", "num_warps", "num_stages"))
+
+
+def test_a_tile_is_in_force_for_its_kernel_and_kind_alone_and_tokens_are_padded_for_it() -> None:
+    def all_now() -> dict:
+        return {(kernel, kind): blocks_now(kernel, kind) for kernel in tiles.PASSES for kind in tiles.KINDS}
+
+    before, padded = all_now(), relative_attention.padded(435)
+    assert before == {place: tiles.chosen_tile(*place) for place in before}
+    for place in before:
+        tile = tiles.Tile(64, 256, 8, 2)
+        with tiles.in_force(*place, tile):
+            assert all_now() == before | {place: (64, 256, 8, 2)}
+            assert relative_attention.padded(435) == 512
+        with pytest.raises(ValueError, match="midway"), tiles.in_force(*place, tile):
+            raise ValueError("midway")
+        assert (all_now(), relative_attention.padded(435)) == (before, padded)
+
+
+times_of = st.dictionaries(st.sampled_from(tiles.TRIED), st.floats(0.01, 10))
+
+
+@given(times_of, st.sampled_from(list(tiles.PASSES)), st.sampled_from(list(tiles.KINDS)))
+def test_the_fastest_tile_is_one_that_ran(times: dict, kernel: str, kind: str) -> None:
+    failed = {tile: "does not fit" for tile in tiles.TRIED if tile not in times}
+    found = tiles.judged(kernel, kind, times, failed)
+    assert [tile["ms"] for tile in found["tried"]] == list(times.values())
+    assert [tiles.Tile(*list(one.values())[:4]) for one in found["tried"] + found["failed"]] == [*times, *failed]
+    if times:
+        assert found["fastest"] in found["tried"]
+        assert found["fastest"]["ms"] == min(times.values())
+    else:
+        assert found["fastest"] is None
+    chosen = tiles.chosen_tile(kernel, kind)
+    assert found["chosen"] == chosen._asdict() | {"ms": times.get(chosen)}
+
+
+MACHINE = {"card": "a card", "driver": "1", "versions": {}}
+
+
+def test_every_kernel_and_kind_is_swept_and_what_does_not_fit_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here 128 x 128 does not fit and a tile takes the longer the more it holds; own tiles are tried too."""
+    errors = pytest.importorskip("triton.runtime.errors")
+    options = tiles.Options(tmp_path / "tiles.json", swept_tokens=300)
+    own = (32, 16, 2, 1)
+    monkeypatch.setitem(relative_attention.TILES["keys"], "bare", own)
+    parts, written = [], []
+
+    def layer(options, tokens, kind, device):
+        assert tokens == 300
+        return next(name for name, one in tiles.KINDS.items() if one == kind)
+
+    def time_of(kind: str, part: str) -> float:
+        parts.append((kind, part))
+        now = {kernel: blocks_now(kernel, kind) for kernel in tiles.PASSES}
+        if (128, 128) in {block[:2] for block in now.values()}:
+            raise errors.OutOfResources(300_000, 232_448, "shared memory")
+        names = ("forward",) if part == "forward" else ("keys", "queries")
+        return float(sum(queries * keys + stages for queries, keys, _, stages in map(now.__getitem__, names)))
+
+    def compared(options, tokens, kind, device) -> list[dict]:
+        return [tiles.attention_of("ours", tokens, kind, 1.0, 2.0)]
+
+    monkeypatch.setattr(tiles, "pick_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr(tiles, "machine_of", lambda device: MACHINE)
+    monkeypatch.setattr(tiles, "write_json", lambda path, value: written.append(json.dumps(value)))
+    for name, double in (("Layer", layer), ("time_of", time_of), ("compared", compared)):
+        monkeypatch.setattr(tiles, name, double)
+    found = tiles.measure(options)
+    assert found.items() >= MACHINE.items()
+    assert [(one["tokens"], one["drops"], one["has_table"]) for one in found["attention"]] == [
+        (tokens, drops, has_table) for tokens in (512, 435) for drops in (False, True) for has_table in (False, True)
+    ]
+    sweep = {(one["kernel"], one["kind"]): one for one in found["sweep"]}
+    assert list(sweep) == [(kernel, kind) for kind in tiles.KINDS for kernel in tiles.PASSES]
+    for (kernel, kind), one in sweep.items():
+        assert parts.count((kind, one["pass"])) >= len(tiles.TRIED)
+        assert one["pass"] == ("forward" if kernel == "forward" else "backward")
+        smallest = own if (kernel, kind) == ("keys", "bare") else (64, 32, 4, 2)
+        assert tuple(one["fastest"].values())[:4] == smallest
+        assert one["chosen"]["ms"] is not None
+        error = "OutOfResources: out of resource: shared memory, Required: 300000, Hardware limit: 232448"
+        assert [tuple(tile.values())[:4] for tile in one["failed"]] == [(128, 128, 8, 2)]
+        assert one["failed"][0]["error"].startswith(error)
+        assert len(one["tried"]) == len(tiles.TRIED) - 1 + ((kernel, kind) == ("keys", "bare"))
+    assert [len(json.loads(text)["sweep"]) for text in written] == [0, 0, *range(1, 10)]
+    assert json.loads(written[-1]) == json.loads(json.dumps(found))
+    assert tiles.rows_of_sweep(found["sweep"])[1][:5] == ("keys", "bare", "backward", "32 x 16, 2, 1",
+                                                          sweep["keys", "bare"]["fastest"]["ms"])  # fmt: skip
+
+
+def test_tiles_need_a_gpu_and_base_seats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "pick_device", lambda: torch.device("cpu"))
+    with pytest.raises(Refusal, match="wanted a GPU"):
+        tiles.measure(tiles.Options(tmp_path / "tiles.json"))
+    assert not (tmp_path / "tiles.json").exists()
+    for wrong in ({"row_tokens": (512, 513)}, {"swept_tokens": 0}, {"dropout": 0.0}):
+        with pytest.raises(Refusal):
+            tiles.Options(**wrong)
+
+
+LAYER = """
+import torch, tiles
+kind, passes = tiles.KINDS["table"], []
+torch.manual_seed(0)
+layer = tiles.Layer(tiles.Options(rows=1), 40, kind, torch.device("cpu"))
+for tile in (tiles.chosen_tile("keys", "table"), tiles.Tile(16, 64, 4, 1)):
+    torch.manual_seed(1)
+    with tiles.in_force("keys", "table", tile):
+        forward, backward = layer.ours()
+        passes.append([forward()[0], *backward()])
+assert passes[0][2].shape == (12, 183) and passes[0][2].any()
+for one, other in zip(*passes, strict=True):
+    torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2)
+"""
+
+
+def test_a_layer_of_base_runs_by_our_kernels_in_the_interpreter_the_same_with_another_tile() -> None:
+    pytest.importorskip("triton")
+    told = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(str(tiles.__file__)).parent)}
+    done = subprocess.run([sys.executable, "-c", LAYER], env=os.environ | told, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+# instructions
+
+
+def test_former_numbers_stand_beside_equal_tiles_alone(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    instructions = load("instructions")
+
+    def one(kernel: str, keys: int, registers: int, *loops: int) -> dict:
+        return {"kernel": kernel, "kind": "table", "drops": True, "tile": {"queries": 64, "keys": keys},
+                "registers": registers, "loops": [{"instructions": count} for count in loops]}  # fmt: skip
+
+    former = tmp_path / "former.json"
+    told = {"what": instructions.WHAT, "settings": {"head_width": 64}, "kernels": [one("forward", 32, 99, 8, 9),
+                                                                                  one("keys", 64, 77, 5)]}  # fmt: skip
+    former.write_text(json.dumps(told))
+    now = [one("forward", 32, 90, 6, 7), one("keys", 32, 70, 4), one("queries", 64, 60, 3)]
+    found = instructions.beside(now, instructions.kernels_of(former, 64))
+    assert found == [now[0] | {"loops_before": [8, 9], "registers_before": 99}, *now[1:]]
+    for path, width in ((former, 32), (tmp_path / "none.json", 64), (Path(__file__), 64)):
+        with pytest.raises(Refusal, match="--before"):
+            instructions.kernels_of(path, width)
+    (other := tmp_path / "other.json").write_text("[]")
+    with pytest.raises(Refusal, match="which is none"):
+        instructions.kernels_of(other, 64)
