@@ -222,7 +222,7 @@ def _backward(
              "WIDTH": width, "UPCASTS": INTERPRETED}  # fmt: skip
     blocks = _blocks("queries", q, table, dropout, keys)
     programs, places = padded(queries) // blocks["ROWS"], 2 * far + 1
-    whole = -(-places // 64) * 64
+    whole = -(-(places + 1) // 64) * 64  # one place for what is not near
     wanted = table is not None
     scratch = lse.new_empty(rows * heads * programs * blocks["ROWS"] * whole if wanted else 1)
     d_table = lse.new_empty(rows, heads, programs, places if wanted else 0)

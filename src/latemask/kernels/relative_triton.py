@@ -8,7 +8,8 @@ key, made again in the backward pass.
 
 The table's gradient: far tiles are summed at once; in near ones a program lays the gradients of its scores out by query
 and distance, in scratch memory, and sums over its queries before it writes a single row. A query sees one key at most
-at each distance: so nothing is added up there, and the order of additions is always the same.
+at each distance: so nothing is added up there, and the order of additions is always the same. What lies farther below
+is what the others leave of the sum of all.
 """
 
 # Triton is a language of its own: its types are not Python's.
@@ -85,12 +86,13 @@ def _forward_tile(
     scores = _product(q, k, None, UPCASTS)
     if NEAR:
         key_seats = tl.load(seats + columns, mask=is_key, other=0)
-        scores = scores * scale + tl.load(biases[:, None] + key_seats[None, :])
+        missing = tl.where(is_key, 0.0, float("-inf"))
+        scores = scores * scale + (tl.load(biases[:, None] + key_seats[None, :]) + missing[None, :])
         scale = 1.0
     if HAS_GROUPS:
         key_groups = tl.load(groups + columns, mask=is_key, other=-3)
         scores = tl.where(key_groups[None, :] == query_groups[:, None], scores, float("-inf"))
-    elif not IS_FULL:
+    elif not IS_FULL and not NEAR:
         scores = tl.where(is_key[None, :], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1) * scale + bias)
     base = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_GROUPS else new_top
@@ -177,18 +179,18 @@ def _keys_tile(
     ROWS: tl.constexpr,
 ):  # fmt: skip
     rows, dims = first + tl.arange(0, ROWS), tl.arange(0, WIDTH)
-    is_query = rows < queries
-    q = tl.load(q_rows + rows[:, None] * q_n + dims[None, :], mask=is_query[:, None], other=0.0)
+    existing = tl.minimum(rows, queries - 1)
+    q = tl.load(q_rows + existing[:, None] * q_n + dims[None, :])
     lse = tl.load(lses + rows)
     scores = _product(k, tl.trans(q), None, UPCASTS) * scale
     if NEAR:
-        query_seats = tl.load(seats + rows, mask=is_query, other=0)
+        query_seats = tl.load(seats + existing)
         scores += tl.load(biases[:, None] - query_seats[None, :])
     if HAS_GROUPS:
-        query_groups = tl.load(groups + rows, mask=is_query, other=-2)
+        query_groups = tl.load(groups + existing)
         scores = tl.where(key_groups[:, None] == query_groups[None, :], scores, float("-inf"))
     weights = tl.exp2(scores - (lse - bias)[None, :])
-    d_out = tl.load(d_rows + rows[:, None] * d_n + dims[None, :], mask=is_query[:, None], other=0.0)
+    d_out = tl.load(d_rows + existing[:, None] * d_n + dims[None, :])
     d_weights = _product(v, tl.trans(d_out), None, UPCASTS)
     delta = tl.load(deltas + rows)
     dropped = weights
@@ -272,7 +274,8 @@ def _queries_tile(
     scores = _product(q, tl.trans(k), None, UPCASTS) * scale + shift[:, None]
     if NEAR:
         key_seats = tl.load(seats + columns, mask=is_key, other=0)
-        scores += tl.load(biases[:, None] + key_seats[None, :])
+        missing = tl.where(is_key, 0.0, float("-inf"))
+        scores += tl.load(biases[:, None] + key_seats[None, :]) + missing[None, :]
     if HAS_GROUPS:
         key_groups = tl.load(groups + columns, mask=is_key, other=-3)
         scores = tl.where(key_groups[None, :] == query_groups[:, None], scores, float("-inf"))
@@ -286,6 +289,24 @@ def _queries_tile(
         d_weights = tl.where(_kept(query_hash[:, None], noise[None, :], threshold), d_weights, 0.0)
     d_scores = weights * (d_weights - delta[:, None])
     return d_scores, _product(d_scores.to(k.dtype), k, d_q, UPCASTS)
+
+
+@triton.jit
+def _table_gradients(
+    d_scores, first, seats, groups, query_seats, query_groups, scratch, all_scores, above, keys, far,
+    IS_FULL: tl.constexpr, HAS_GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A tile's scores to their places in ``scratch``, those beyond ``far`` to one that is not read; the sums [ROWS] of
+    all scores and of those ``above`` far with this tile's."""
+    columns = first + tl.arange(0, COLUMNS)
+    is_key = columns < (first + COLUMNS if IS_FULL else keys)
+    distance = tl.load(seats + columns, mask=is_key, other=NOWHERE)[None, :] - query_seats[:, None]
+    place = tl.minimum((distance + far).to(tl.uint32, bitcast=True), 2 * far + 1)
+    if HAS_GROUPS:
+        key_groups = tl.load(groups + columns, mask=is_key, other=-3)
+        place = tl.where(key_groups[None, :] == query_groups[:, None], place, 2 * far + 1)
+    tl.store(scratch[:, None] + place, d_scores)
+    return all_scores + tl.sum(d_scores, 1), above + tl.sum(tl.where(distance >= far, d_scores, 0.0), 1)
 
 
 @triton.jit
@@ -320,7 +341,8 @@ def queries_kernel(
     lse = tl.load(LSE + pair * padded + rows)
     k_rows, v_rows = K + row * k_b + head * k_h, V + row * v_b + head * v_h
     d_q = tl.zeros([ROWS, WIDTH], tl.float32)
-    start, stop, bias = 0, 0, 0.0
+    start, stop, full, bias = 0, 0, keys // COLUMNS, 0.0
+    all_scores = tl.zeros([ROWS], tl.float32)
     above = tl.zeros([ROWS], tl.float32)
     if HAS_TABLE:
         program = (pair * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
@@ -328,7 +350,6 @@ def queries_kernel(
         for first in range(0, PADDED, 64):
             tl.store(scratch[:, None] + first + tl.arange(0, 64)[None, :], tl.zeros([ROWS, 64], tl.float32))
         tl.debug_barrier()
-        below = tl.zeros([ROWS], tl.float32)
         seats += row * keys
         table = TABLE + head * (2 * reach + 1) + reach
         query_seats = tl.load(QUERY_SEATS + row * queries + rows, mask=is_query, other=0)
@@ -342,24 +363,19 @@ def queries_kernel(
                 query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, True, False, HAS_GROUPS, DROPS, WIDTH,
                 UPCASTS, COLUMNS,
             )  # fmt: skip
-            below += tl.sum(d_scores, 1)
-        for tile in range(start, stop):
+            all_scores += tl.sum(d_scores, 1)
+        for tile in range(start, tl.minimum(stop, full)):
             d_scores, d_q = _queries_tile(
                 tile * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, -lse, query_groups,
-                query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, False, True, HAS_GROUPS, DROPS, WIDTH,
+                query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, True, True, HAS_GROUPS, DROPS, WIDTH,
                 UPCASTS, COLUMNS,
             )  # fmt: skip
-            columns = tile * COLUMNS + tl.arange(0, COLUMNS)
-            distance = tl.load(seats + columns, mask=columns < keys, other=NOWHERE)[None, :] - query_seats[:, None]
-            above += tl.sum(tl.where(distance >= far, d_scores, 0.0), 1)
-            below += tl.sum(tl.where(distance <= -far, d_scores, 0.0), 1)
-            near = (distance + (far - 1)).to(tl.uint32, bitcast=True) < 2 * far - 1
-            if HAS_GROUPS:
-                key_groups = tl.load(groups + columns, mask=columns < keys, other=-3)
-                near &= key_groups[None, :] == query_groups[:, None]
-            tl.store((scratch + far)[:, None] + distance, d_scores, mask=near)
+            all_scores, above = _table_gradients(
+                d_scores, tile * COLUMNS, seats, groups, query_seats, query_groups, scratch, all_scores, above, keys,
+                far,
+                True, HAS_GROUPS, COLUMNS,
+            )  # fmt: skip
         bias = tl.load(table + far)
-    full = keys // COLUMNS
     for tile in range(stop, full):
         d_scores, d_q = _queries_tile(
             tile * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, bias - lse, query_groups,
@@ -367,22 +383,32 @@ def queries_kernel(
             COLUMNS,
         )  # fmt: skip
         if HAS_TABLE:
-            above += tl.sum(d_scores, 1)
-    if (stop <= full) & (full * COLUMNS < keys):
+            summed = tl.sum(d_scores, 1)
+            all_scores += summed
+            above += summed
+    if full * COLUMNS < keys:
         d_scores, d_q = _queries_tile(
-            full * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, bias - lse, query_groups,
-            query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, False, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS,
-            COLUMNS,
+            full * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, -lse, query_groups, query_hash,
+            delta, d_q, k_n, v_n, keys, scale, threshold, False, HAS_TABLE, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS,
         )  # fmt: skip
         if HAS_TABLE:
-            above += tl.sum(d_scores, 1)
+            all_scores, above = _table_gradients(
+                d_scores, full * COLUMNS, seats, groups, query_seats, query_groups, scratch, all_scores, above, keys,
+                far,
+                False, HAS_GROUPS, COLUMNS,
+            )  # fmt: skip
     where = (row * queries + rows[:, None]) * token_stride + head * WIDTH + dims[None, :]
     tl.store(D_Q + where, (d_q * score_scale / survivors).to(D_Q.dtype.element_ty), mask=is_query[:, None])
     if HAS_TABLE:
         tl.debug_barrier()
-        all_below, all_above = tl.sum(below, 0), tl.sum(above, 0)
+        near = 0.0
+        gradients = D_TABLE + program * (2 * far + 1)
         for first in range(0, PADDED, 64):
             places = first + tl.arange(0, 64)
-            summed = tl.sum(tl.load(scratch[:, None] + places[None, :]), 0)
-            summed = tl.where(places == 0, all_below, tl.where(places == 2 * far, all_above, summed)) / survivors
-            tl.store(D_TABLE + program * (2 * far + 1) + places, summed, mask=places <= 2 * far)
+            is_near = (places > 0) & (places < 2 * far)
+            summed = tl.where(is_near, tl.sum(tl.load(scratch[:, None] + places[None, :]), 0), 0.0)
+            tl.store(gradients + places, summed / survivors, mask=is_near)
+            near += tl.sum(summed, 0)
+        farther = tl.sum(above, 0)
+        tl.store(gradients + 2 * far, farther / survivors)
+        tl.store(gradients, (tl.sum(all_scores, 0) - farther - near) / survivors)

@@ -1,0 +1,126 @@
+"""A training step with our attention kernel and with torch's attention, timed by turns in one run.
+
+    python benchmarks/attention.py --out results/attention.json
+
+``ours``: wherever there is no bias and no rotation, ``torch``: nowhere, ``shipped``: where ``relative_attention.pays``
+says. Blocks are compiled, absolute positions, bf16. Each way has a model of its own; the choice is made while a step is
+traced and is part of what torch.compile checks, so that it stands as it was whenever the model's turn comes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
+
+import tyro
+from asked import asked
+
+from latemask import console
+from latemask.bench import ROWS, BenchOptions, built, entries_of, machine_of
+from latemask.cards import card_of_device
+from latemask.errors import Refusal
+from latemask.kernels import relative_attention
+from latemask.training.distributed import pick_device
+from latemask.writing import write_json
+
+Way = Literal["ours", "torch", "shipped"]
+WAYS: tuple[Way, ...] = ("ours", "torch", "shipped")
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time steps with both attentions."""
+
+    out: Path = Path("results/attention.json")
+    """The JSON."""
+    size: Literal["tiny", "base", "large"] = "base"
+    """Of the models."""
+    only: tuple[str, ...] = ("mlm", "mlm, dropout", "mae_lm, dropout")
+    """Entries of `latemask bench`."""
+    rows: int | None = None
+    """A step; none given: as `latemask bench` has them."""
+    rounds: int = 6
+    """Turns of each model."""
+    steps: int = 8
+    """A turn, after one that does not count."""
+
+
+def is_ours(query_key_value: Any, heads: int, dropout: float) -> bool:
+    """Our kernel wherever it runs at all."""
+    width = query_key_value.shape[-1] // (3 * heads)
+    return relative_attention.is_supported(query_key_value.device, query_key_value.dtype, width)
+
+
+def is_torchs(query_key_value: Any, heads: int, dropout: float) -> bool:
+    """Our kernel nowhere."""
+    return False
+
+
+CHOICES: dict[Way, Callable[..., bool]] = {"ours": is_ours, "torch": is_torchs, "shipped": relative_attention.pays}
+
+
+@contextmanager
+def chosen(way: Way) -> Iterator[None]:
+    """Attention without a bias goes this way."""
+    with patch.object(relative_attention, "pays", CHOICES[way]):
+        yield
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """All entries in all ways. Raises ``Refusal`` without a GPU: the kernel runs on no other device."""
+    device = pick_device()
+    if device.type != "cuda":
+        raise Refusal("benchmarks/attention.py", f"a {device.type}", "a GPU (CUDA)")
+    bench = BenchOptions(size=options.size, only=options.only, against="none", rows=options.rows)
+    entries = [(entry, way) for entry in entries_of(options.size, bench, compiles=True) for way in WAYS]
+    steppers = []
+    for entry, way in entries:
+        console.say(f"building {entry.name}, {way}")
+        with chosen(way):
+            stepper = built(entry, device)
+        if stepper is None:
+            raise Refusal("--rows", str(options.rows or ROWS[options.size]), "what fits the card with all models")
+        steppers.append((way, stepper))
+    for number in range(options.rounds):
+        for way, stepper in steppers:
+            with chosen(way):
+                stepper.time(options.steps)
+        console.say(f"round {number + 1} of {options.rounds} done")
+    machine = machine_of(device)
+    peak = card.peak if (card := card_of_device(machine["card"])) else None
+    timed = [{"way": way, **dataclasses.asdict(stepper.result(peak))} for way, stepper in steppers]
+    return {"kind": "benchmark", "what": "training steps with our attention and with torch's", "timed": timed,
+            "ratios": ratios(timed), "settings": asked(options), **machine}  # fmt: skip
+
+
+def ratios(timed: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Milliseconds of each way over torch's, by entry."""
+    found: dict[str, dict[str, float]] = {}
+    for one in timed:
+        other = next(each for each in timed if each["name"] == one["name"] and each["way"] == "torch")
+        found.setdefault(one["name"], {})[one["way"]] = one["milliseconds"] / other["milliseconds"]
+    return found
+
+
+def main() -> None:
+    options = tyro.cli(Options)
+    found = measure(options)
+    write_json(options.out, found)
+    columns = ("entry", "attention", "ms", "spread", "over torch's", "tokens/s", "MFU plain")
+    console.table(f"Training steps, {found['card']}", columns,
+                  [(one["name"], one["way"], one["milliseconds"], f"{one['spread']:.1%}",
+                    found["ratios"][one["name"]][one["way"]], one["tokens_per_second"], one["plain_mfu"])
+                   for one in found["timed"]])  # fmt: skip
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Refusal as refusal:
+        sys.exit(str(refusal))
