@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import get_args
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -471,3 +472,30 @@ def test_former_numbers_stand_beside_equal_tiles_alone(tmp_path: Path) -> None:
     (other := tmp_path / "other.json").write_text("[]")
     with pytest.raises(Refusal, match="which is none"):
         instructions.kernels_of(other, 64)
+
+
+# attention
+
+
+def test_attention_goes_the_chosen_way() -> None:
+    attention = load("attention")
+    projected, before = torch.zeros(1, 2, 3 * 128, dtype=torch.bfloat16, device="meta"), relative_attention.pays
+    for way, wanted in (("torch", [False, False]), ("ours", [True, True]), ("shipped", [False, True])):
+        with attention.chosen(way), patch.object(relative_attention, "is_supported", lambda *_: True):
+            assert [relative_attention.pays(projected, 2, dropout) for dropout in (0.0, 0.1)] == wanted
+    assert relative_attention.pays is before
+
+
+def test_attention_is_told_over_torchs_of_the_same_entry() -> None:
+    times = {("mlm", "ours"): 90.0, ("mlm", "torch"): 100.0, ("mae", "torch"): 50.0, ("mae", "shipped"): 55.0}
+    timed = [{"name": name, "way": way, "milliseconds": ms} for (name, way), ms in times.items()]
+    assert load("attention").ratios(timed) == {
+        "mlm": {"ours": 0.9, "torch": 1.0},
+        "mae": {"torch": 1.0, "shipped": 1.1},
+    }
+
+
+def test_attention_asks_for_a_gpu() -> None:
+    attention = load("attention")
+    with patch.object(attention, "pick_device", lambda: torch.device("cpu")), pytest.raises(Refusal, match="a GPU"):
+        attention.measure(attention.Options())

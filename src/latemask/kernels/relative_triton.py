@@ -81,19 +81,19 @@ def _forward_tile(
 ):  # fmt: skip
     """``bias`` is what all scores of the tile have in common; IS_FULL: every column is a key."""
     columns, dims = first + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
-    is_key = columns < (first + COLUMNS if IS_FULL else keys)
-    k = tl.load(k_rows + columns[None, :] * k_n + dims[:, None], mask=is_key[None, :], other=0.0)
+    existing = columns if IS_FULL else tl.minimum(columns, keys - 1)
+    k = tl.load(k_rows + existing[None, :] * k_n + dims[:, None])
     scores = _product(q, k, None, UPCASTS)
     if NEAR:
-        key_seats = tl.load(seats + columns, mask=is_key, other=0)
-        missing = tl.where(is_key, 0.0, float("-inf"))
+        key_seats = tl.load(seats + existing)
+        missing = tl.where(columns < keys, 0.0, float("-inf"))
         scores = scores * scale + (tl.load(biases[:, None] + key_seats[None, :]) + missing[None, :])
         scale = 1.0
     if HAS_GROUPS:
-        key_groups = tl.load(groups + columns, mask=is_key, other=-3)
+        key_groups = tl.where(columns < keys, tl.load(groups + existing), -3)
         scores = tl.where(key_groups[None, :] == query_groups[:, None], scores, float("-inf"))
     elif not IS_FULL and not NEAR:
-        scores = tl.where(is_key[None, :], scores, float("-inf"))
+        scores = tl.where((columns < keys)[None, :], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1) * scale + bias)
     base = tl.where(new_top == float("-inf"), 0.0, new_top) if HAS_GROUPS else new_top
     weights = tl.exp2(scores * scale + (bias - base)[:, None])
@@ -102,7 +102,7 @@ def _forward_tile(
     if DROPS:
         noise = tl.load(NOISE + columns).to(tl.uint32, bitcast=True)
         weights *= tl.where(_kept(query_hash[:, None], noise[None, :], threshold), 1.0, 0.0)
-    v = tl.load(v_rows + columns[:, None] * v_n + dims[None, :], mask=is_key[:, None], other=0.0)
+    v = tl.load(v_rows + existing[:, None] * v_n + dims[None, :])
     return new_top, total, _product(weights.to(v.dtype), v, out * shrink[:, None], UPCASTS)
 
 
@@ -269,20 +269,20 @@ def _queries_tile(
 ):  # fmt: skip
     """The tile's gradient of the scores, and d_q with it; ``shift`` [ROWS] is what bias and normaliser add."""
     columns, dims = first + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
-    is_key = columns < (first + COLUMNS if IS_FULL else keys)
-    k = tl.load(k_rows + columns[:, None] * k_n + dims[None, :], mask=is_key[:, None], other=0.0)
+    existing = columns if IS_FULL else tl.minimum(columns, keys - 1)
+    k = tl.load(k_rows + existing[:, None] * k_n + dims[None, :])
     scores = _product(q, tl.trans(k), None, UPCASTS) * scale + shift[:, None]
     if NEAR:
-        key_seats = tl.load(seats + columns, mask=is_key, other=0)
-        missing = tl.where(is_key, 0.0, float("-inf"))
+        key_seats = tl.load(seats + existing)
+        missing = tl.where(columns < keys, 0.0, float("-inf"))
         scores += tl.load(biases[:, None] + key_seats[None, :]) + missing[None, :]
     if HAS_GROUPS:
-        key_groups = tl.load(groups + columns, mask=is_key, other=-3)
+        key_groups = tl.where(columns < keys, tl.load(groups + existing), -3)
         scores = tl.where(key_groups[None, :] == query_groups[:, None], scores, float("-inf"))
     elif not IS_FULL:
-        scores = tl.where(is_key[None, :], scores, float("-inf"))
+        scores = tl.where((columns < keys)[None, :], scores, float("-inf"))
     weights = tl.exp2(scores)
-    v = tl.load(v_rows + columns[:, None] * v_n + dims[None, :], mask=is_key[:, None], other=0.0)
+    v = tl.load(v_rows + existing[:, None] * v_n + dims[None, :])
     d_weights = _product(d_out, tl.trans(v), None, UPCASTS)
     if DROPS:
         noise = tl.load(NOISE + columns).to(tl.uint32, bitcast=True)
