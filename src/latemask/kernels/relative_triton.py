@@ -196,7 +196,7 @@ def _keys_tile(
     dropped = weights
     if DROPS:
         query_hash = tl.load(hashes + rows).to(tl.uint32, bitcast=True)
-        dropped *= tl.where(_kept(query_hash[None, :], noise[:, None], threshold), 1.0, 0.0)
+        dropped = tl.where(_kept(query_hash[None, :], noise[:, None], threshold), weights, 0.0)
         d_scores = dropped * d_weights - weights * delta[None, :]
     else:
         d_scores = weights * (d_weights - delta[None, :])
