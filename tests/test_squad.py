@@ -158,6 +158,9 @@ def test_bad_files_are_refused(tmp_path):
                         "answers": [{"text": "cat", "answer_start": 5}]}])])  # fmt: skip
     assert squad.refused == [("b", "answer 'cat' is not where the file says")]
     assert [question.id for question in squad.questions] == ["a"]
+    with pytest.raises(Refusal, match=r"1 refused; the first, c: answer 'dog' is not where"):
+        write_squad(tmp_path / "w.json", [(context, [{**entry("c", "who", context, "cat"),
+                    "answers": [{"text": "dog", "answer_start": 4}]}])])  # fmt: skip
     with pytest.raises(Refusal, match="question id a twice"):
         write_squad(tmp_path / "y.json", [(context, [good, good])])
     (tmp_path / "z.json").write_text('{"data": [{"paragraphs": [{"context": "x"}]}]}')

@@ -73,6 +73,21 @@ def test_rows_that_are_not_utf8_are_refused_by_line(tmp_path):
     assert table.lines == [3]
 
 
+@pytest.mark.parametrize("suffix", [".tsv", ".csv", ".jsonl"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+def test_utf16_is_refused_by_its_name(suffix, encoding, tmp_path):
+    path = tmp_path / f"x{suffix}"
+    path.write_bytes(("\ufeff" + HEADER + "\n0\ta\tb\tentailment\n").encode(encoding))
+    with pytest.raises(Refusal, match=r"UTF-16.*wanted UTF-8.*iconv"):
+        read_table(path, ["sentence1"])
+
+
+def test_names_of_columns_that_are_not_utf8_are_refused(tmp_path):
+    path = write(tmp_path, "x.tsv", ["index\tsent\udcffence1\tlabel", "0\ta\tentailment"])
+    with pytest.raises(Refusal, match=r"x\.tsv:1.*not UTF-8"):
+        read_table(path, ["label"])
+
+
 def test_csv_and_json_lines(tmp_path):
     comma = tmp_path / "x.csv"
     comma.write_bytes(b'\xef\xbb\xbftext,label\r\n"two\nlines, ""quoted""",yes\r\nshort\r\nplain,no\r\n')

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -46,10 +47,12 @@ def read_table(
         raw = path.read_bytes()
     except OSError as error:
         raise Refusal(path, error.strerror or "an unreadable file", "a .tsv, .csv or .jsonl file") from None
-    raw = raw.removeprefix(b"\xef\xbb\xbf")
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise Refusal(path, "UTF-16, by its byte-order mark", "UTF-8", "Convert it: iconv -f UTF-16 -t UTF-8")
+    raw = raw.removeprefix(codecs.BOM_UTF8)
     match path.suffix.lower():
         case ".tsv":
-            rows = _tab_separated(raw, header)
+            rows = _tab_separated(raw, path, header)
         case ".csv":
             rows = _comma_separated(raw, path)
         case ".jsonl":
@@ -86,12 +89,12 @@ Row = tuple[int, list[str] | dict[str, Any] | str]
 """Line number, and the header's names, a row's values by name, or why the row is refused."""
 
 
-def _tab_separated(raw: bytes, header: Sequence[str] | None) -> Iterator[Row]:
+def _tab_separated(raw: bytes, path: Path, header: Sequence[str] | None) -> Iterator[Row]:
     names = list(header) if header else None
     for line, text in _lines(raw):
         if isinstance(text, UnicodeDecodeError):
             if names is None:
-                return
+                raise Refusal(f"{path}:{line}", f"names of columns that are not UTF-8 (byte {text.start})", "UTF-8")
             yield line, f"not UTF-8 (byte {text.start} of the line)"
             continue
         fields = text.split("\t")

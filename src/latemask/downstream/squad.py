@@ -93,7 +93,8 @@ def read_squad(path: Path) -> Squad:
             raise
         raise Refusal(path, f"a layout without {error}", "data[].paragraphs[].qas[] of SQuAD 2.0") from None
     if not questions:
-        raise Refusal(path, f"no usable question ({len(refused)} refused)", "at least one")
+        first = f"; the first, {refused[0][0]}: {refused[0][1]}" if refused else ""
+        raise Refusal(path, f"no usable question ({len(refused)} refused{first})", "at least one")
     return Squad(path, paragraphs, questions, refused)
 
 
