@@ -7,6 +7,7 @@ this file is its own program, and pytest reads what it found. On a machine with 
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -25,6 +26,10 @@ LIMIT = {BF16: 2e-2, FP32: 2e-6}
 ATTENTION = [
     (1, 1, 32, 5, FP32, 0.0, False, "sorted", True, True),
     (1, 1, 64, 5, BF16, 0.0, False, "sorted", False, True),
+    (31, 31, 16, 91, FP32, 0.1, False, "shuffled", True, True),  # nothing is far
+    (33, 33, 16, 1, FP32, 0.1, True, "sorted", True, True),  # nothing but 0 is near
+    (63, 64, 16, 3, FP32, 0.1, False, "half", False, True),
+    (64, 65, 16, 8, FP32, 0.0, True, "sorted", False, True),
     (127, 127, 32, 20, FP32, 0.1, False, "sorted", True, True),
     (128, 128, 64, 20, BF16, 0.0, False, "shuffled", True, True),
     (129, 129, 128, 91, FP32, 0.0, True, "shuffled", False, True),
@@ -39,7 +44,7 @@ ATTENTION = [
 
 
 def attention_errors(case: tuple, device: str) -> list[float]:
-    """Relative errors of the output and of the gradients of queries-keys-values and the table."""
+    """Relative errors of the output and of the gradients of queries-keys-values, the table and its two ends."""
     from latemask.kernels import relative_attention as kernel
 
     queries, keys, width, far, dtype, dropout, has_groups, order, packed, has_table = case
@@ -87,6 +92,8 @@ def attention_errors(case: tuple, device: str) -> list[float]:
     count = 2 if has_table else 1
     found = (out, *torch.autograd.grad(out, (projected, table)[:count], d_out))
     right = (wanted, *torch.autograd.grad(wanted, wide[:count], d_out.double()))
+    if has_table:
+        found, right = ((*parts, parts[2][:, :: 2 * far]) for parts in (found, right))
     return [_error(a, b) for a, b in zip(found, right, strict=True)]
 
 
@@ -175,6 +182,59 @@ def same_twice(device: str) -> list[float]:
     return [float((a != b).sum()) for a, b in zip(*runs, strict=True)]
 
 
+def spilt(device: str) -> list[float]:
+    """Of a batch, numbers of the middle row that change where the others hold what is not finite: in all of the first
+    one's first token and of the last one's last token, which stands for what a tile lacks."""
+    from latemask.kernels import relative_attention as kernel
+
+    heads, width, n = 1, 16, 33
+    generator = torch.Generator().manual_seed(0)
+    projected = torch.randn(3, n, 3 * heads * width, generator=generator).to(device)
+    table = torch.randn(heads, 17, generator=generator).to(device)
+    seats = torch.arange(n, dtype=torch.int32, device=device).expand(3, n)
+    documents = seats // 20
+    told = {"bare": None, "table": kernel.Relative(table, seats, seats, None, None, n - 1),
+            "groups": kernel.Relative(table, seats, seats, documents, documents, n - 1)}  # fmt: skip
+    changed = []
+    for relative in told.values():
+        found = []
+        for spills in (False, True):
+            whole, d_out = projected.clone(), torch.ones(3, n, heads * width, device=device)
+            if spills:
+                for part in (whole, d_out):
+                    part[0, 0], part[2, -1] = torch.nan, torch.inf
+            torch.manual_seed(0)
+            out = kernel.self_attention(whole.requires_grad_(), heads, relative, 0.1)
+            found.append((out.detach(), *torch.autograd.grad(out, whole, d_out)))
+        for clean, other in zip(*found, strict=True):
+            assert clean.isfinite().all()
+            assert not other[[0, 2]].isfinite().flatten(1).all(1).any()
+            changed.append(float((clean[1] != other[1]).sum()))
+    return changed
+
+
+def recomputed(device: str) -> list[float]:
+    """Numbers of a stack's gradients, with dropout, that change where blocks are computed again in the backward pass:
+    attention has to draw the same noise."""
+    from latemask.kernels import relative_attention as kernel
+    from latemask.model.attention import Geometry
+    from latemask.model.stack import Stack
+
+    torch.manual_seed(0)
+    stack = Stack(2, 32, 2, 32, epsilon=1e-5, dropout=0.1).to(device, BF16)
+    x = torch.randn(2, 33, 32).to(device, BF16).requires_grad_()
+    found, calls = [], []
+    self_attention = kernel.self_attention
+    kernel.self_attention = lambda *parts: calls.append(stack.recomputes) or self_attention(*parts)
+    for stack.recomputes in (False, True):
+        torch.manual_seed(1)
+        out = stack(x, Geometry())
+        found.append((out, *torch.autograd.grad(out.float().square().sum(), (x, *stack.parameters()))))
+    kernel.self_attention = self_attention
+    assert calls == [False] * 2 + [True] * 4
+    return [float((a != b).sum()) for a, b in zip(*found, strict=True)]
+
+
 def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     found, wanted = found.detach().double(), wanted.detach().double()
     return float((found - wanted).norm() / wanted.norm().clamp(min=0.5))
@@ -185,7 +245,10 @@ def _checks(device: str) -> dict[str, tuple[float, list[float]]]:
     found = {}
     for case in ATTENTION:
         name = " ".join(str(part).removeprefix("torch.") for part in case)
-        found[f"attention {name}"] = (LIMIT[case[4]], attention_errors(case, device))
+        errors = attention_errors(case, device)
+        found[f"attention {name}"] = (LIMIT[case[4]], errors[:3])
+        if case[-1]:  # where nothing lies farther below, what the others leave is only nearly 0
+            found[f"ends {name}"] = (max(LIMIT[case[4]], 1e-5), errors[3:])
     for dtype in (BF16, FP32):
         name = f"cross-entropy {str(dtype).removeprefix('torch.')}"
         found[name] = (LIMIT[dtype], cross_entropy_errors(dtype, device))
@@ -193,6 +256,8 @@ def _checks(device: str) -> dict[str, tuple[float, list[float]]]:
         found[f"whole {recipe}"] = (1e-4, model_errors(recipe, device))
     found["self-attention"] = (LIMIT[BF16], self_attention_errors(device))
     found["same twice"] = (0.0, same_twice(device))
+    found["spilt"] = (0.0, spilt(device))
+    found["recomputed"] = (0.0, recomputed(device))
     return found
 
 
@@ -209,7 +274,7 @@ def checks() -> dict[str, tuple[float, list[float]]]:
 def test_kernels_equal_their_plain_twins(checks):
     wrong = {name: errors for name, (limit, errors) in checks.items() if not max(errors) <= limit}
     assert not wrong
-    assert len(checks) == len(ATTENTION) + 6
+    assert len(checks) == len(ATTENTION) + sum(case[-1] for case in ATTENTION) + 8
 
 
 def test_the_kernel_serves_where_it_pays(monkeypatch):
@@ -240,6 +305,25 @@ def test_the_kernel_serves_where_it_pays(monkeypatch):
     assert not serves(layer.eval())
     monkeypatch.undo()
     assert not kernel.pays(x, 2, 0.1) or kernel.INTERPRETED
+
+
+def test_any_number_of_rows_fits_the_grid(monkeypatch):
+    """Axes of a CUDA grid end at 65,535, but for the first."""
+    from latemask.kernels import relative_attention, relative_triton
+
+    class Launches:
+        def __getitem__(self, grid: tuple[int, ...]):
+            grids.append(grid)
+            return lambda *_, **__: None
+
+    grids: list[tuple[int, ...]] = []
+    for name in ("forward_kernel", "queries_kernel", "keys_kernel"):
+        monkeypatch.setattr(relative_triton, name, Launches())
+    rows, heads = 40_000, 2
+    projected = torch.zeros(rows, 3, 3 * heads * 16, dtype=BF16, requires_grad=True)
+    relative_attention.self_attention(projected, heads, None, 0.1).sum().backward()
+    assert [math.prod(grid) for grid in grids] == [rows * heads] * 3
+    assert max(axis for grid in grids for axis in grid[1:]) <= 65_535
 
 
 def test_attention_drops_the_share_it_is_told():

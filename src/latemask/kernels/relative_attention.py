@@ -26,7 +26,7 @@ class Relative(NamedTuple):
     """Who sits where, and what distance adds to a score."""
 
     table: Float[Tensor, "H W"]
-    """The bias of each distance key - query from -far to far, W = 2 far + 1; beyond, that of the end."""
+    """The bias of each distance key - query from -far to far, W = 2 far + 1 (far > 0); beyond, that of the end."""
     query_seats: Int[Tensor, "B Q"]
     """int32."""
     key_seats: Int[Tensor, "B K"]
@@ -190,7 +190,7 @@ def _forward(
     lse, hashes = _numbers(q, dropout)
     blocks = _blocks("forward", q, table, dropout, k.shape[2])
     by_reach, far = _by_reach(table, reach)
-    kernels.forward_kernel[(padded(queries) // blocks["ROWS"], rows * heads)](
+    kernels.forward_kernel[(padded(queries) // blocks["ROWS"], heads, rows)](
         q, k, v, by_reach, query_seats, key_seats, query_groups, key_groups, noise, out, lse, hashes,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], heads, queries, k.shape[2], padded(queries),
         padded(k.shape[2]), max(reach, far), far, LOG2_E / math.sqrt(width), _threshold(dropout), 1 - dropout,
@@ -226,11 +226,11 @@ def _backward(
     wanted = table is not None
     scratch = lse.new_empty(rows * heads * programs * blocks["ROWS"] * whole if wanted else 1)
     d_table = lse.new_empty(rows, heads, programs, places if wanted else 0)
-    kernels.queries_kernel[(programs, rows * heads)](
+    kernels.queries_kernel[(programs, heads, rows)](
         *shared, out, d_q, scratch, d_table, *numbers, **kinds, **blocks, PADDED=whole
     )
     blocks = _blocks("keys", q, table, dropout, queries)
-    kernels.keys_kernel[(-(-keys // blocks["COLUMNS"]), rows * heads)](*shared, d_k, d_v, *numbers, **kinds, **blocks)
+    kernels.keys_kernel[(-(-keys // blocks["COLUMNS"]), heads, rows)](*shared, d_k, d_v, *numbers, **kinds, **blocks)
     return d_table.sum((0, 2))
 
 

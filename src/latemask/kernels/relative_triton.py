@@ -2,8 +2,8 @@
 
 Scores live in base 2: the scale and the table come multiplied by log2(e). A tile whose distances all lie beyond ``far``
 has one bias. These kernels are bound by the instructions that a tile takes (benchmarks/instructions.py counts them): so
-only the last tile asks which of its keys exist, and what is kept of each query and drawn for each key is padded to
-whole tiles and read without asking. Dropout is a hash of (row of the batch, head, query) and of one random number a
+whole far tiles do not ask which of their keys exist, a token that a tile lacks is the last one read again, at weight 0,
+and what is kept of each query and drawn for each key is padded to whole tiles and read without asking. Dropout is a hash of (row of the batch, head, query) and of one random number a
 key, made again in the backward pass.
 
 The table's gradient: far tiles are summed at once; in near ones a program lays the gradients of its scores out by query
@@ -30,6 +30,13 @@ def _mixed(x):
     x ^= x >> 15
     x *= 0x846CA68B
     return x ^ (x >> 16)
+
+
+@triton.jit
+def _pair():
+    """Which head of which row of the batch: heads and rows are axes of the grid, since one axis ends at 65,535. (Taken
+    as they are, without this sum and its division, they make the loops of the compiled kernels longer.)"""
+    return tl.program_id(1) + tl.num_programs(1) * tl.program_id(2)
 
 
 @triton.jit
@@ -114,7 +121,7 @@ def forward_kernel(
     HAS_TABLE: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr, UPCASTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    pair = tl.program_id(1)
+    pair = _pair()
     row, head = (pair // heads).to(tl.int64), pair % heads
     rows, dims = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     is_query = rows < queries
@@ -213,7 +220,7 @@ def keys_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
     """Gradients of COLUMNS keys and values; scores stand transposed, [keys, queries]."""
-    pair = tl.program_id(1)
+    pair = _pair()
     row, head = (pair // heads).to(tl.int64), pair % heads
     columns, dims = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
     is_key = columns < keys
@@ -274,8 +281,7 @@ def _queries_tile(
     scores = _product(q, tl.trans(k), None, UPCASTS) * scale + shift[:, None]
     if NEAR:
         key_seats = tl.load(seats + existing)
-        missing = tl.where(columns < keys, 0.0, float("-inf"))
-        scores += tl.load(biases[:, None] + key_seats[None, :]) + missing[None, :]
+        scores += tl.load(biases[:, None] + key_seats[None, :])
     if HAS_GROUPS:
         key_groups = tl.where(columns < keys, tl.load(groups + existing), -3)
         scores = tl.where(key_groups[None, :] == query_groups[:, None], scores, float("-inf"))
@@ -320,7 +326,7 @@ def queries_kernel(
 ):  # fmt: skip
     """Gradients of ROWS queries, and of the table from their scores: one row [2 far + 1] a program. First each query's
     DELTA, the sum of out * d out: what its softmax takes from the gradient of every score."""
-    pair = tl.program_id(1)
+    pair = _pair()
     row, head = (pair // heads).to(tl.int64), pair % heads
     rows, dims = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     is_query = rows < queries
