@@ -3,8 +3,8 @@
 Scores live in base 2: the scale and the table come multiplied by log2(e). A tile whose distances all lie beyond ``far``
 has one bias. These kernels are bound by the instructions that a tile takes (benchmarks/instructions.py counts them): so
 whole far tiles do not ask which of their keys exist, a token that a tile lacks is the last one read again, at weight 0,
-and what is kept of each query and drawn for each key is padded to whole tiles and read without asking. Dropout is a hash of (row of the batch, head, query) and of one random number a
-key, made again in the backward pass.
+and what is kept of each query and drawn for each key is padded to whole tiles and read without asking. Dropout is a
+hash of (row of the batch, head, query) and of one random number a key, made again in the backward pass.
 
 The table's gradient: far tiles are summed at once; in near ones a program lays the gradients of its scores out by query
 and distance, in scratch memory, and sums over its queries before it writes a single row. A query sees one key at most
