@@ -138,4 +138,5 @@ def _logged(description: str, total: float | None, unit: str) -> Iterator[Callab
 def _state(done: float, total: float | None, unit: str, seconds: float) -> str:
     amount = f"{done:,.0f}/{total:,.0f}" if total else f"{done:,.0f}"
     rate = done / seconds if seconds > 0 else 0.0
-    return f"{amount} {unit}, {rate:,.3g} {unit}/s".replace("  ", " ")
+    shown = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
+    return f"{amount} {unit}, {shown} {unit}/s".replace("  ", " ")
