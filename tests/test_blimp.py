@@ -156,6 +156,27 @@ def test_the_command_scores_runs_and_hugging_face_models(tmp_path, capsys):
         assert "Subset, not to be set beside published numbers" in capsys.readouterr().out
 
 
+def test_results_of_other_data_or_options_are_other_files(tmp_path, monkeypatch):
+    model = str(run_of(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    pair = {"sentence_good": "the cat saw", "sentence_bad": "saw the cat", "field": "f", "UID": "p"}
+    for name in ("one.jsonl", "two.jsonl"):
+        write_lines(tmp_path / name, [pair, pair])
+    asked = [
+        EvaluateOptions(model, "blimp", "one.jsonl"),
+        EvaluateOptions(model, "blimp", "two.jsonl"),
+        EvaluateOptions(model, "blimp", "one.jsonl", first=1),
+        EvaluateOptions(model, "blimp", "one.jsonl", good="sentence_bad", bad="sentence_good"),
+    ]
+    found = [evaluate(options) for options in asked]
+    [kept] = {path.parent for path in tmp_path.rglob("blimp-*.json")}
+    assert sorted(json.dumps(result) for result in found) == sorted(
+        json.dumps(json.loads(path.read_text())) for path in kept.iterdir()
+    )
+    evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "one.jsonl"), batch_tokens=64))  # the first again
+    assert len(list(kept.iterdir())) == len(asked)
+
+
 def prepared(folder):
     text = " ".join(f"the cat and the dog saw bird {number}; then Paris is the capital." for number in range(60))
     for name in ("a", "b"):

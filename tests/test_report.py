@@ -17,7 +17,14 @@ from latemask.errors import Refusal
 from latemask.report import plots
 from latemask.report.costs import costs_table
 from latemask.report.curves import checkpoint_drawings, loss_drawings
-from latemask.report.downstream import glue_table, masked_loss_table, pairs_table, similarity_table, tasks_table
+from latemask.report.downstream import (
+    entries,
+    glue_table,
+    masked_loss_table,
+    pairs_table,
+    similarity_table,
+    tasks_table,
+)
 from latemask.report.folders import RunFolder, read_folders, readable
 from latemask.report.page import ReportOptions, html_page, parts, run_report
 from latemask.report.published import TABLE_1
@@ -456,6 +463,21 @@ def test_minimal_pairs_and_masked_losses(tmp_path):
     assert row_of(table, "semantics")["y"] == "55.0"
     losses = masked_loss_table(folders)
     assert row_of(losses, "x")["nats per masked token"] == 2.5
+    assert "do not compare" in losses.note
+
+
+def test_minimal_pairs_of_different_data_stay_apart(tmp_path):
+    of = {name: {"options": {"data": f"some/{name}"}} for name in ("blimp", "mine.jsonl")}
+    few = {**pairs("x", 0.9), **of["blimp"], "subset": {"pairs": "the first 2 of each file"}}
+    put(tmp_path / "x", pairs("x", 0.7) | of["blimp"], pairs("x", 0.5) | of["mine.jsonl"], few)
+    folders = read_folders([tmp_path / "x"])
+    found = {entry.title: entry.shown for entry in entries(folders)}
+    assert found == {"Minimal pairs, blimp": 70.0, "Minimal pairs, mine.jsonl": 50.0}  # all of the pairs before a few
+    overall = row_of(pairs_table(folders), "overall")
+    assert overall == {"field": "overall", "x, blimp": "70.0", "x, mine.jsonl": "50.0", "x, blimp †": "90.0"}
+    put(tmp_path / "y", masked_loss("y", 2.0) | of["blimp"], masked_loss("y", 3.0) | of["mine.jsonl"])
+    losses = masked_loss_table(read_folders([tmp_path / "y"]))
+    assert {row[1]: row[2] for row in losses.rows} == {"blimp": 2.0, "mine.jsonl": 3.0}
     assert "do not compare" in losses.note
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -57,7 +60,17 @@ def _file_name(options: EvaluateOptions, found: dict[str, Any]) -> str:
     step = found["model"].get("step")
     tuned = Path(options.model).resolve().name.removesuffix(".model") if options.suite == "finetuned" else ""
     words = [options.suite, tuned, "whole-words" if options.whole_words else "", "" if step is None else f"step-{step}"]
-    return "-".join(word for word in words if word)
+    return "-".join(word for word in [*words, _question(options)] if word)
+
+
+def _question(options: EvaluateOptions) -> str:
+    """A hash of what was asked of the model: of other data, or otherwise, is another result and another file."""
+    asked = dataclasses.asdict(options)
+    for how in ("model", "out", "batch_tokens"):
+        del asked[how]
+    if os.path.exists(options.data):
+        asked["data"] = os.path.realpath(options.data)
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
 
 
 def _facts(model: str) -> tuple[Any, dict[str, Any]]:

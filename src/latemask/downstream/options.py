@@ -105,7 +105,7 @@ class EvaluateOptions:
     data: str
     """blimp: folder or .jsonl. masked-loss: prepared folder, or text. similarity, finetuned: as in finetune."""
     out: str = ""
-    """The result's JSON; by default SUITE.json in the folder where finetune writes."""
+    """The result's JSON; by default a file named by suite, step and settings in the folder where finetune writes."""
     task: str = "stsb"
     """similarity: stsb, or own with --texts and --label."""
     texts: tuple[str, ...] = ("sentence1", "sentence2")

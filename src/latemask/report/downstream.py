@@ -83,11 +83,12 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
                 found[key] = entry
         for one in folder.of("evaluation"):
             if one["suite"] == "blimp":
-                task, title = ("blimp", "Minimal pairs") if not _whole_words(one) else (
-                    "blimp-whole-words", "Minimal pairs, whole words")  # fmt: skip
-                found[folder.name, f"step {one['model'].get('step')}", task] = Entry(
-                    folder, one["model"], task, title, "accuracy", 100 * one["score"], one.get("subset", {}), None
-                )
+                title = ", ".join(word for word in ("Minimal pairs", _data(one), _how(one)) if word)
+                entry = Entry(folder, one["model"], title, title, "accuracy", 100 * one["score"],
+                              one.get("subset", {}), None)  # fmt: skip
+                key = (folder.name, f"step {one['model'].get('step')}", title)
+                if key not in found or _completeness(entry) >= _completeness(found[key]):
+                    found[key] = entry
     return list(found.values())
 
 
@@ -105,8 +106,13 @@ def _subsets(evaluations: Iterable[Mapping[str, Any]]) -> str:
     return f" {SUBSET} A subset, not comparable with published numbers: {'; '.join(sorted(parts))}." if parts else ""
 
 
-def _whole_words(evaluation: Mapping[str, Any]) -> bool:
-    return bool(evaluation.get("options", {}).get("whole_words"))
+def _how(evaluation: Mapping[str, Any]) -> str:
+    return "whole words" if evaluation.get("options", {}).get("whole_words") else ""
+
+
+def _data(evaluation: Mapping[str, Any]) -> str:
+    """The name of the data that were evaluated on."""
+    return Path(str(evaluation.get("options", {}).get("data", ""))).name
 
 
 def labels(folders: Sequence[RunFolder], kinds: Sequence[str]) -> dict[int, str]:
@@ -247,8 +253,10 @@ def tasks_table(folders: Sequence[RunFolder]) -> Table | None:
 def pairs_table(folders: Sequence[RunFolder]) -> Table | None:
     """Minimal pairs: accuracy by field and overall."""
     names = labels(folders, ("evaluation",))
-    found = [(names[id(one)] + (", whole words" if _whole_words(one) else "") + _mark(one), one)
-             for folder in folders for one in folder.of("evaluation") if one["suite"] == "blimp"]  # fmt: skip
+    ones = [one for folder in folders for one in folder.of("evaluation") if one["suite"] == "blimp"]
+    tells_data = len({_data(one) for one in ones}) > 1
+    found = [(", ".join(word for word in (names[id(one)], tells_data and _data(one), _how(one)) if word) + _mark(one),
+              one) for one in ones]  # fmt: skip
     fields = list(dict.fromkeys(name for _, one in found for name in one["fields"]))
     down = [*fields, "overall", "pairs", "ties (counted wrong)"]
 
@@ -271,20 +279,20 @@ def masked_loss_table(folders: Sequence[RunFolder]) -> Table | None:
     names = labels(folders, ("evaluation",))
     found = [(names[id(one)], one) for folder in folders for one in folder.of("evaluation")
              if one["suite"] == "masked-loss"]  # fmt: skip
-    columns = ("model", "nats per masked token", "nats per character", "masked", "masked tokens", "tokens in a row",
-               "tokenizer")  # fmt: skip
-    rows = tuple((name, one["loss"], one["loss_per_character"], f"{100 * one['rate']:.4g}%", one["masked_tokens"],
-                  one["row_tokens"], one.get("tokenizer")) for name, one in found)  # fmt: skip
+    columns = ("model", "data", "nats per masked token", "nats per character", "masked", "masked tokens",
+               "tokens in a row", "tokenizer")  # fmt: skip
+    rows = tuple((name, _data(one), one["loss"], one["loss_per_character"], f"{100 * one['rate']:.4g}%",
+                  one["masked_tokens"], one["row_tokens"], one.get("tokenizer")) for name, one in found)  # fmt: skip
     note = "The same rows and masks for models of one tokenizer; between tokenizers only losses per character compare."
-    if len({(one["rate"], one["row_tokens"]) for _, one in found}) > 1:
-        note += " Rates or row lengths differ here: those losses do not compare."
+    if len({(_data(one), one["rate"], one["row_tokens"]) for _, one in found}) > 1:
+        note += " Data, rates or row lengths differ here: those losses do not compare."
     return Table("Masked loss", columns, rows, note) if found else None
 
 
 def similarity_table(folders: Sequence[RunFolder]) -> Table | None:
     """Cosines of mean-pooled vectors against scores, without fine-tuning."""
     names = labels(folders, ("evaluation",))
-    rows = tuple((names[id(one)] + _mark(one), Path(str(one.get("options", {}).get("data", ""))).name,
+    rows = tuple((names[id(one)] + _mark(one), _data(one),
                   *(f"{100 * one['scores']['dev'][metric]:.1f}" for metric in ("spearman", "pearson")))
                  for folder in folders for one in folder.of("evaluation") if one["suite"] == "similarity")  # fmt: skip
     note = "Correlation (times 100) of cosines of mean-pooled vectors with people's scores; nothing was fine-tuned."
