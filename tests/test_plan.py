@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latemask.__main__ import main
 from latemask.config import replace
 from latemask.errors import Refusal
 from latemask.recipes import SIZES, recipe
 from latemask.study.cost import cost
-from latemask.study.plan import FEWEST_ROWS, FEWEST_STEPS, MOST_EPOCHS, PlanOptions, plan, reach, run_plan
+from latemask.study.plan import (
+    FEWEST_ROWS,
+    FEWEST_STEPS,
+    MOST_EPOCHS,
+    TOKENS_PER_PARAMETER,
+    PlanOptions,
+    plan,
+    reach,
+    run_plan,
+)
 
 ORDER = {f"mae_lm_{size}": number for number, size in enumerate(SIZES)}
 
@@ -47,6 +59,15 @@ def test_hours_are_those_of_cost():
     chosen = plan(PlanOptions(2e9, 40))
     assert chosen.hours == pytest.approx(cost(chosen.run, kind="H100", cards=1, mfu=0.4).gpu_hours)
     assert cost(replace(chosen.run, {"training.steps": chosen.run.training.steps + 1}), cards=1).gpu_hours > 40
+
+
+def test_help_says_the_rules(capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["latemask", "plan", "--help"])
+    with contextlib.suppress(SystemExit):
+        main()
+    said = " ".join(capsys.readouterr().out.split())
+    for number in (MOST_EPOCHS, TOKENS_PER_PARAMETER, f"{FEWEST_STEPS:,}", FEWEST_ROWS):
+        assert f" {number} " in said
 
 
 def test_what_is_printed_can_be_typed(capsys):

@@ -1,13 +1,6 @@
 """``latemask plan``: from text and GPU-hours to a recipe, a size, steps and a batch. Computed from rules, not measured.
 
-1. Tokens that the budget pays for: GPU-hours x peak x MFU / plain FLOPs per token.
-2. At most 40 passes over the text, as BERT made. Budget for more is left over.
-3. The largest size that gets 40 tokens for each parameter of its blocks: what 24hBERT gives a large model (23,000 steps
-   of 4,096 rows of 128 tokens). Where not even ``small`` does, ``tiny`` is taken.
-4. MAE-LM: published with a higher GLUE than MLM at equal steps (86.1 against 85.2, base), and as reaching its MNLI in
-   about 40 % of the time. 3ML_self is the cheapest of the three per token and stands beside it.
-5. The recipe's batch, halved while it would leave fewer than 20,000 steps, but not below 128 rows; the learning rate
-   falls with the square root of the batch, as Adam's noise asks. The warm-up keeps its share of the run.
+The rules are those that ``PlanOptions`` says, for they are its help too.
 """
 
 from __future__ import annotations
@@ -32,7 +25,17 @@ MOST_TOKENS, MOST_GPU_HOURS = 1e15, 1e9
 
 @dataclass
 class PlanOptions:
-    """The recipe, size, steps and batch for your text and GPUs; computed from documented rules, nothing is run."""
+    """The recipe, size, steps and batch for your text and GPUs; computed from these rules, nothing is run.
+
+    1. Tokens that the budget pays for: GPU-hours x peak x MFU / plain FLOPs per token.
+    2. At most 40 passes over the text, as BERT made. Budget for more is left over.
+    3. The largest size that gets 40 tokens for each parameter of its blocks: what 24hBERT gives a large model
+    (23,000 steps of 4,096 rows of 128 tokens). Where not even `small` does, `tiny` is taken.
+    4. MAE-LM: published with a higher GLUE than MLM at equal steps (86.1 against 85.2, base), and as reaching its
+    MNLI in about 40 % of the time. 3ML_self is the cheapest of the three per token and stands beside it.
+    5. The recipe's batch, halved while it would leave fewer than 20,000 steps, but not below 128 rows; the learning
+    rate falls with the square root of the batch, as Adam's noise asks. The warm-up keeps its share of the run.
+    """
 
     tokens: float
     """Tokens of your text, as `latemask prepare` counts them; 1 GB of English is about 0.25e9."""
@@ -127,4 +130,4 @@ def run_plan(options: PlanOptions) -> None:
         f"--training.steps {training.steps} --training.batch-rows {training.batch_rows} "
         f"--training.learning-rate {training.learning_rate:g}"
     )
-    console.say("Computed from rules (`latemask plan --help`, latemask.study.plan), not measured.")
+    console.say("Computed from rules (`latemask plan --help` says them), not measured.")
