@@ -405,3 +405,15 @@ def test_files_of_a_folder_that_are_left_out_are_counted_and_named(tmp_path, cap
     (tmp_path / "a.txt").unlink()
     with pytest.raises(Refusal, match=r"4 files whose names tell no format \(below/b.md, c.html"):
         find([tmp_path])
+
+
+def test_a_table_of_values_is_told_to_become_json_lines(tmp_path, capsys):
+    """Not to be read as text, with its commas and quotes."""
+    (tmp_path / "a.CSV.gz").write_text("id,text")
+    for name in (tmp_path, tmp_path / "a.CSV.gz"):
+        with pytest.raises(Refusal, match=r"Of a \.csv or \.tsv make \.jsonl") as refused:
+            find([name])
+        assert "--format" not in str(refused.value)
+    (tmp_path / "b.txt").write_text("some text")
+    assert [file.path for file in find([tmp_path])] == [str(tmp_path / "b.txt")]
+    assert "make .jsonl" in capsys.readouterr().err

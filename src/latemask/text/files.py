@@ -25,6 +25,7 @@ SUFFIXES: dict[str, Format] = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "js
 COMPRESSED = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
 """Suffix and first bytes. None of these is valid UTF-8 or begins a parquet file."""
 ENDINGS = f"{', '.join(SUFFIXES)}, each plain or with {', '.join(COMPRESSED)}"
+OF_TABLES = 'Of a .csv or .tsv make .jsonl, one {"text": "..."} a line, or .parquet'
 STANDARD_INPUT = "-"
 
 
@@ -55,8 +56,9 @@ def find(inputs: Sequence[str | os.PathLike[str]], format: Format | None = None)
             known = _format(path)
             kind = known or format
             if kind is None:
+                do = OF_TABLES if _is_table(path) else "Say it with --format text, jsonl or parquet"
                 raise Refusal(path if path != STANDARD_INPUT else "standard input", "a format that no name tells",
-                              f"a name ending in {ENDINGS}", "Say it with --format text, jsonl or parquet")  # fmt: skip
+                              f"a name ending in {ENDINGS}", do)  # fmt: skip
             key = path if path == STANDARD_INPUT else os.path.realpath(path)
             if key in found:
                 warn(f"{path}: named twice, read once")
@@ -82,9 +84,10 @@ def _paths(name: str) -> list[str]:
         left = f"{len(others):,} files whose names tell no format ({some}{', ...' if len(others) > 3 else ''})"
         if not paths:
             found = f"a folder without such a file{f', but {left}' if others else ''}"
-            raise Refusal(name, found, f"files ending in {ENDINGS}")
+            raise Refusal(name, found, f"files ending in {ENDINGS}", OF_TABLES if any(map(_is_table, others)) else "")
         if others:
-            warn(f"{name}: left out {left}; give them by name with --format, or name them {', '.join(SUFFIXES)}")
+            do = f"give them by name with --format, or name them {', '.join(SUFFIXES)}"
+            warn(f"{name}: left out {left}; {do}{f'. {OF_TABLES}' if any(map(_is_table, others)) else ''}")
         return paths
     if path.exists():
         return [name]
@@ -98,11 +101,20 @@ def _refuse_unreadable(error: OSError) -> None:
     raise Refusal(error.filename, error.strerror or "an unreadable folder", "a readable folder") from None
 
 
+def _suffix(path: str) -> str:
+    """The last one, in lower case, before that of a compression."""
+    suffixes = [suffix.lower() for suffix in PurePath(path).suffixes]
+    if suffixes and suffixes[-1] in COMPRESSED:
+        suffixes.pop()
+    return suffixes[-1] if suffixes else ""
+
+
 def _format(path: str) -> Format | None:
-    suffixes = PurePath(path).suffixes
-    if suffixes and suffixes[-1].lower() in COMPRESSED:
-        suffixes = suffixes[:-1]
-    return SUFFIXES.get(suffixes[-1].lower()) if suffixes else None
+    return SUFFIXES.get(_suffix(path))
+
+
+def _is_table(path: str) -> bool:
+    return _suffix(path) in (".csv", ".tsv")
 
 
 class Plain:
