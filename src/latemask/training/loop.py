@@ -33,6 +33,7 @@ from latemask.model.pretrainer import Pretrainer
 from latemask.text.store import open_store
 from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
+from latemask.training.compiler import imported_meanwhile
 from latemask.training.data_parallel import dismantle, gathered, reducing
 from latemask.training.distributed import World, joined_world
 from latemask.training.guards import locked, refuse_beyond_memory, signals
@@ -113,7 +114,9 @@ def pretrain(
         refuse_beyond_memory(run)
         torch.manual_seed(run.training.seed)
         state = State(data=str(Path(data).resolve()), data_fingerprint=store.fingerprint)
-        parts = assemble(run, store, Pretrainer(run), {}, None, world)
+        with imported_meanwhile(run.training, world.device):
+            model = Pretrainer(run)
+        parts = assemble(run, store, model, {}, None, world)
         if world.leads:
             checkpoint.sweep(out)
             for step in checkpoint.steps(out):
@@ -139,7 +142,8 @@ def _resumed(
     if state.updates > (wanted := now.updates):
         raise Refusal("training.steps", f"{wanted:,} in all", f"{state.updates:,} or more, where {step} stands",
                       "Nothing was changed")  # fmt: skip
-    model = checkpoint.read_pretrainer(step)
+    with imported_meanwhile(now.training, world.device):
+        model = checkpoint.read_pretrainer(step)
     micro_rows = state.micro_rows if state.processes == world.size and has_the_same_room(before, now) else None
     parts = assemble(now, store, model, checkpoint.read_optimizer(step), micro_rows, world)
     return _train(parts, state, out, world, is_resumed=True, trackers=trackers)

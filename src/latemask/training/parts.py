@@ -19,6 +19,7 @@ from latemask.errors import Refusal
 from latemask.feed.batches import Rows, TrainingBatches
 from latemask.model.pretrainer import Pretrainer
 from latemask.text.store import TokenStore
+from latemask.training.compiler import compiles
 from latemask.training.data_parallel import averaging, placed, refuse_uneven
 from latemask.training.distributed import World, has_bf16
 from latemask.training.float8 import check_float8, multiply_in_float8
@@ -73,7 +74,7 @@ def assemble(
     mine = last_row - first_row
     if settings.recompute:
         recompute_blocks(model)
-    is_compiled = settings.compile == "on" or (settings.compile == "auto" and device.type == "cuda")
+    is_compiled = compiles(settings, device)
     micro_rows = settings.micro_rows or micro_rows
     if not micro_rows and is_compiled and multiplies_in_half(settings.precision, device):
         micro_rows = counted_micro_rows(run, mine, world)
