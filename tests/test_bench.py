@@ -134,3 +134,5 @@ def test_a_small_benchmark_prints_and_keeps_what_it_measured(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "roberta, eager, 1 rows" in printed
     assert ">= 1.8" in printed
+    bench.show("tiny", kept, {}, [bench.Goal("MLM", ">= 1.8", None)])  # entries that no goal is about
+    assert "Goals" not in capsys.readouterr().out

@@ -230,15 +230,18 @@ def run_bench(options: BenchOptions) -> None:
 
 
 def show(size: Size, machine: dict[str, Any], found: dict[str, Timed], goals: list[Goal]) -> None:
-    """The two tables."""
+    """The table of steps, and that of the goals that these entries tell of."""
     title = f"{size}, {machine['card']}, torch {machine['versions']['torch']}"
     console.table(f"Training steps: {title}",
                   ("entry", "rows", "ms", "spread", "tokens/s", "MFU plain", "MFU executed", "GB"),
                   [(t.name, t.rows, t.milliseconds, f"{t.spread:.1%}", t.tokens_per_second, t.plain_mfu, t.executed_mfu,
                     None if t.memory_bytes is None else t.memory_bytes / 1e9) for t in found.values()])  # fmt: skip
-    console.table("Goals are for one H100 at base and large", ("what", "goal", "found", "FLOPs ratio", "time / FLOPs"),
-                  [(g.what, g.goal, g.found, g.flops, g.found / g.flops if g.found and g.flops else None)
-                   for g in goals if g.found is not None])  # fmt: skip
+    told = [(g.what, g.goal, g.found, g.flops, g.found / g.flops if g.found and g.flops else None)
+            for g in goals if g.found is not None]  # fmt: skip
+    if told:
+        console.table(
+            "Goals are for one H100 at base and large", ("what", "goal", "found", "FLOPs ratio", "time / FLOPs"), told
+        )
 
 
 class Stepper:
