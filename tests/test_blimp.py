@@ -177,6 +177,11 @@ def test_results_of_other_data_or_options_are_other_files(tmp_path, monkeypatch)
     assert len(list(kept.iterdir())) == len(asked)
 
 
+def test_a_folder_as_out_is_refused_before_anything_is_run(tmp_path):
+    with pytest.raises(Refusal, match=r"--out: found the folder .*; wanted the name of a \.json file"):
+        evaluate(EvaluateOptions("no model", "blimp", "no data", out=str(tmp_path)))
+
+
 def prepared(folder):
     text = " ".join(f"the cat and the dog saw bird {number}; then Paris is the capital." for number in range(60))
     for name in ("a", "b"):

@@ -117,6 +117,8 @@ def test_a_wrong_column_or_file_is_named(tmp_path):
         read_table(write(tmp_path, "y.jsonl", ['{"text": "a"}']), ["label"])
     with pytest.raises(Refusal, match=r"train of rte, as RTE/train.tsv"):
         read_task(RTE, tmp_path)
+    with pytest.raises(Refusal, match=r"nowhere: found no such folder; wanted the folder of rte or the one above it"):
+        read_task(RTE, tmp_path / "nowhere")
 
 
 def own(folder, train, dev, kind="classification", texts=("text",)):

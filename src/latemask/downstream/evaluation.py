@@ -32,9 +32,12 @@ def run_evaluate(options: EvaluateOptions) -> None:
 
 
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
-    """Evaluate, print, write the JSON, and return what it holds. Raises ``Refusal`` for unusable models or data."""
+    """Evaluate, print, write the JSON, and return what it holds. Raises ``Refusal`` for unusable models or data
+    and, before anything is run, for an ``out`` that is a folder."""
     from latemask.training.distributed import pick_device
 
+    if options.out and Path(options.out).is_dir():
+        raise Refusal("--out", f"the folder {options.out}", "the name of a .json file")
     device = pick_device()
     suites = {"blimp": _blimp, "masked-loss": _masked_loss, "similarity": _similarity, "finetuned": _finetuned}
     found = suites[options.suite](options, device)

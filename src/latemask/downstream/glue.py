@@ -35,6 +35,8 @@ def _tables(task: Task, folder: Path) -> dict[str, Table]:
     for split, name in task.files.items():
         path = folder / name if folder.is_dir() else Path(name)
         if not path.is_file():
+            if not folder.is_dir():
+                raise Refusal(folder, "no such folder", f"the folder of {task.name} or the one above it")
             raise Refusal(path, "no such file", f"{split} of {task.name}, as {task.folder or '.'}/{name}",
                           "--data names the folder of the task or the one above it")  # fmt: skip
         tables[split] = read_table(path, [*task.texts, task.label], task.header)
