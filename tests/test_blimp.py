@@ -1,5 +1,6 @@
 """Pseudo-log-likelihoods equal one forward pass a token; ties are wrong; the masked loss is the validation's own."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -263,5 +264,9 @@ def test_similarity_and_saved_models(tmp_path, capsys):
     )
     assert again["subset"] == {"train": "2 of 3"}  # what it was trained on goes with it
     assert "Subset, not to be set beside published numbers: train 2 of 3" in capsys.readouterr().out
+    with pytest.raises(Refusal, match=r"--dev: found nothing; wanted the development file"):
+        evaluate(EvaluateOptions(str(saved), "finetuned", str(tmp_path)))
+    with pytest.raises(Refusal, match=r"--dev: found nothing; wanted the development file"):
+        evaluate(dataclasses.replace(options, dev=""))
     with pytest.raises(Refusal, match=r"no finetuned\.json"):
         evaluate(EvaluateOptions(model, "finetuned", str(tmp_path), dev="pairs.jsonl"))

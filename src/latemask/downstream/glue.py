@@ -48,7 +48,9 @@ def read_development(task: Task, data: str | Path, dev: str = "") -> dict[str, T
 
     Raises ``Refusal`` naming what is missing.
     """
-    files = {"dev": dev} if dev else {split: name for split, name in task.files.items() if split != "train"}
+    files = {"dev": dev} if dev else {split: name for split, name in task.files.items() if name and split != "train"}
+    if not files:
+        raise Refusal("--dev", "nothing", f"the development file, for {task.name} has no file names of its own")
     return _tables(dataclasses.replace(task, files=files), Path(data))
 
 
