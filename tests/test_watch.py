@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +14,11 @@ from latemask.training.watch import Display
 from training_support import lines_of, tiny_run, write_store
 
 
-@pytest.mark.parametrize(("max_seconds", "left"), [(None, "15.0"), (120.0, "1.0"), (10_000.0, "15.0")])
+@pytest.mark.parametrize(("max_seconds", "of_all", "left"), [
+    (None, "/960", "15.0"), (120.0, ", {} of 120 s", "1.0"), (10_000.0, "/960", "15.0"),
+])  # fmt: skip
 def test_remaining_time_is_that_of_what_ends_the_run_first(
-    max_seconds: float | None, left: str, capsys: pytest.CaptureFixture[str]
+    max_seconds: float | None, of_all: str, left: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A step takes a second; 960 steps, or the clock."""
     with Display(tiny_run(steps=960, max_seconds=max_seconds), 960, Path("run"), enabled=True) as display:
@@ -23,8 +26,37 @@ def test_remaining_time_is_that_of_what_ends_the_run_first(
             line = {"step": step, "seconds": float(step), "loss": 2.5, "tokens_per_second": 1234.5}
             display.hear("train", line)
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "step 30/960  loss 2.5000  1,234 tokens/s"
-    assert second == f"step 60/960  loss 2.5000  1,234 tokens/s  {left} min left"
+    assert first == f"step 30{of_all.format(30)}  loss 2.5000  1,234 tokens/s"
+    assert second == f"step 60{of_all.format(60)}  loss 2.5000  1,234 tokens/s  {left} min left"
+
+
+def test_where_the_clock_ends_the_run_its_seconds_are_the_measure(capsys: pytest.CaptureFixture[str]) -> None:
+    """2,000 steps are never made: no line counts by them, whatever it tells."""
+    with Display(tiny_run(steps=2000, max_seconds=60.0), 2000, Path("run"), enabled=True) as display:
+        display.hear("validation", {"step": 0, "seconds": 0.0, "loss": 4.25, "rate": 0.3})
+        display.begin(0, 0.0)
+        display.tick(19, 24.2, 2.5)
+        display.tick(19.5, 25.0)
+        display.hear("skip", {"step": 19, "batch": 19})
+        display.hear("train", {"step": 50, "seconds": 59.4, "loss": 2.25})
+        display.hear("save", {"step": 51, "seconds": 60.3, "folder": "step-0000051"})
+        display.hear("end", {"step": 51, "seconds": 60.3, "reason": "seconds", "word_frequencies_only": False})
+    told = [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()]
+    assert told == ["step 0, 0 of 60 s", "step 19, 24 of 60 s", "step 19 and 50% of the next, 25 of 60 s", "step 19",
+                    "step 50, 59 of 60 s", "step 51, 60 of 60 s", "step 51, 60 of 60 s"]  # fmt: skip
+
+
+@pytest.mark.parametrize(("max_seconds", "place"), [(None, "step 30/960"), (60.0, "step 30, 24 of 60 s")])
+def test_a_terminal_s_bar_has_the_same_measure(
+    max_seconds: float | None, place: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "160")
+    with Display(tiny_run(steps=960, max_seconds=max_seconds), 960, Path("run"), enabled=True) as display:
+        display.hear("train", {"step": 30, "seconds": 24.0, "loss": 2.5})
+    assert display.bar is not None
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", capsys.readouterr().err)
+    assert re.search(rf"{place} +loss 2\.5000", text)
 
 
 def test_other_processes_are_silent(capsys: pytest.CaptureFixture[str]) -> None:

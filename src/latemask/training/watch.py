@@ -64,11 +64,11 @@ class Display:
             from rich import progress
 
             self.bar = progress.Progress(
-                progress.TextColumn("[bold]{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn(),
-                progress.TextColumn("{task.fields[now]}"), progress.TimeElapsedColumn(), progress.TimeRemainingColumn(),
-                console=self.console,
+                progress.TextColumn("[bold]{task.description}"), progress.BarColumn(),
+                progress.TextColumn("{task.fields[place]}"), progress.TextColumn("{task.fields[now]}"),
+                progress.TimeElapsedColumn(), progress.TimeRemainingColumn(), console=self.console,
             )  # fmt: skip
-            self.task = self.bar.add_task(self.run.recipe, total=self.steps, now="")
+            self.task = self.bar.add_task(self.run.recipe, total=self.steps, place="", now="")
             self.bar.start()
         return self
 
@@ -119,7 +119,7 @@ class Display:
             if self.bar is not None and self.task is not None:
                 self.bar.update(self.task, now=text)
             else:
-                self._print(f"step {step:,}/{self.steps:,}  {text}")
+                self._print(f"{self._place({'step': step})}  {text}")
 
     def hear(self, kind: str, line: dict[str, Any]) -> None:
         """Show a line of the journal."""
@@ -128,7 +128,7 @@ class Display:
         self.shown_at = time.perf_counter()
         text = self._text(kind, line)
         if self.bar is not None and self.task is not None:
-            self.bar.update(self.task, completed=line["step"])
+            self.bar.update(self.task, completed=line["step"], place=self._place(line))
             if kind == "train":
                 self.loss = self.loss if line["loss"] is None else line["loss"]
                 self.bar.update(self.task, now=_progress({**line, "loss": self.loss}), total=self._last_step(line))
@@ -148,9 +148,19 @@ class Display:
             return self.steps
         return min(self.steps, round(line["step"] * most / line["seconds"]))
 
+    def _place(self, line: dict[str, Any]) -> str:
+        """The step, and of how much: of all steps, or where the clock ends the run before them, of its seconds."""
+        step, seconds, most = line["step"], line.get("seconds"), self.run.training.max_seconds
+        text = f"step {int(step):,}"
+        by_clock = most is not None and (seconds is None or seconds / most >= step / self.steps)
+        if not by_clock:
+            text += f"/{self.steps:,}"
+        if step > int(step):
+            text += f" and {step - int(step):.0%} of the next"
+        return text + (f", {seconds:,.0f} of {most:,.10g} s" if by_clock and seconds is not None else "")
+
     def _text(self, kind: str, line: dict[str, Any]) -> str:
-        whole = int(line["step"])
-        step = f"step {whole:,}/{self.steps:,}"
+        place = self._place(line)
         match kind:
             case "start" | "resume":
                 self.unigram_loss = line["unigram_loss"]
@@ -170,21 +180,19 @@ class Display:
                     a_step = (line["seconds"] - self.seen[1]) / (line["step"] - self.seen[0])
                     left = f"  {_duration(a_step * max(0, self._last_step(line) - line['step']))} left"
                 self.seen, self.owes_loss = (line["step"], line["seconds"]), line["loss"] is None
-                if line["step"] > whole:
-                    step += f" and {line['step'] - whole:.0%} of the next"
-                return f"{step}  {_progress(line)}{left}"
+                return f"{place}  {_progress(line)}{left}"
             case "validation":
                 alone, self.unigram_loss = self.unigram_loss, None
                 beside = f"; {plateau.NAME}: {alone:.2f}" if alone is not None else ""
                 unit = loss_unit(self.run.rewrites)
-                return f"{step}  validation loss {line['loss']:.4f} {unit} (rate {line['rate']:g}){beside}"
+                return f"{place}  validation loss {line['loss']:.4f} {unit} (rate {line['rate']:g}){beside}"
             case "skip":
-                return f"{step}  skipped: loss or gradient not finite in batch {line['batch']}"
+                return f"{place}  skipped: loss or gradient not finite in batch {line['batch']}"
             case "save":
-                return f"{step}  saved {line['folder']}"
+                return f"{place}  saved {line['folder']}"
             case "end":
                 frequencies = "; no better than word frequencies" if line["word_frequencies_only"] else ""
-                return f"{step}  done ({line['reason']}) after {line['seconds']:.0f} s in {self.out}{frequencies}"
+                return f"{place}  done ({line['reason']}) after {line['seconds']:.0f} s in {self.out}{frequencies}"
         return ""
 
 
