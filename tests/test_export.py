@@ -412,6 +412,10 @@ def test_export_says_what_it_is_doing_before_it_waits(tmp_path, monkeypatch, cap
         run_export(ExportOptions("runs/x", str(tmp_path / "out")))
     assert "fresh process" in told[0]
     assert str(tmp_path / "out") in told[0]
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(Refusal, match="something already there"):
+        run_export(ExportOptions("runs/x", str(tmp_path)))
+    assert capsys.readouterr().out == "", "nothing is said to be written where nothing may be"
 
 
 def test_the_card_of_a_stopped_run_says_what_was_trained_after_the_last_train_line(tmp_path):
