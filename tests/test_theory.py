@@ -197,6 +197,13 @@ def test_theory_of_a_run(folder, capsys):
     assert "(10) corrected" in said
     assert sum(line.strip().startswith("scale of R's entries") for line in said.splitlines()) == 3
     assert "negative control" in said
+    legend = [line for line in said.splitlines() if ": " in line]
+    for name in ("k = rank_0.9", "[MASK] outside", "its spread", "real outside", "|R|/|H_R|", "masked, clean",
+                 "(9), (10)", "corrected", "cubic"):  # fmt: skip
+        assert any(f"{name}: " in line for line in legend), name
+    assert "of the real tokens' energy, [MASK] in the input" in said
+    assert "90%" in said
+    assert "equation (3)" in said
 
 
 def test_theory_of_an_encoder_without_masks(folder, capsys):

@@ -245,6 +245,14 @@ def show(study: dict[str, Any]) -> None:
     columns = ("layer", f"k = rank_{study['tau']:g}", "[MASK] outside", "its spread", "real outside",
                *(f"k = {k}" for k in sizes), "|R|/|H_R| masked", "|R|/|H_R| clean")  # fmt: skip
     console.table(title, columns, rows)
+    console.say(f"k = rank_{study['tau']:g}: how many directions carry {study['tau']:.0%} of the real tokens' energy, "
+                "[MASK] in the input")  # fmt: skip
+    console.say("[MASK] outside: share of its energy outside of these, or of the k of the other columns; "
+                "0 in every layer would be equation (3), H_M = U H_R, which theorem 2.2 refutes")  # fmt: skip
+    console.say("its spread: the same with the mean of [MASK] taken away; real outside: of the real tokens themselves")
+    console.say("|R|/|H_R|: the real tokens H_R of a row less their mean, R, over H_R itself, in the norm |.|_1,inf of "
+                "appendix A; 0: all one vector")  # fmt: skip
+    console.say("masked, clean: with [MASK] in the input, and the same text without")
     if any(layer["few_vectors"] for layer in layers):
         console.say("* the rank of these vectors (at a share of [MASK]: its own) is more than a tenth of their number: "
                     "read more tokens")  # fmt: skip
@@ -259,3 +267,8 @@ def show(study: dict[str, Any]) -> None:
     for setting, title in titles.items():
         rows = [tuple(f"{value:.2g}" for value in row.values()) for row in study["bounds"][setting]]
         console.table(f"appendix A, {title}", names, rows)
+    console.say("each number: the largest left side over right side in random attention layers; above 1 the bound is "
+                "violated")  # fmt: skip
+    console.say("(9), (10): bounds of appendix A on |R'|_1 and |R'|_inf, R' the residual R one layer later; "
+                "corrected: (10) with |R|_inf squared")  # fmt: skip
+    console.say("cubic: appendix A's |R'|_1,inf <= 4 epsilon |R|_1,inf^3, which follows from (9) and the corrected (10)")
