@@ -198,6 +198,30 @@ def test_stopped_anywhere_and_resumed_equals_never_stopped(
     assert [line["step"] for line in lines_of(tmp_path / "whole", "train")] == [4, 6]
 
 
+def test_a_stop_between_two_lines_leaves_one_until_the_run_goes_on(data: Path, tmp_path: Path) -> None:
+    """The mean of the steps since the last line; a resumed run that makes no step leaves it there, and one that does
+    logs as if never stopped."""
+    pretrain(tiny_run(), data, tmp_path / "each")
+    each = {line["step"]: line for line in lines_of(tmp_path / "each", "train")}
+    run, out = tiny_run(log_every=4), tmp_path / "run"
+    pretrain(run, data, tmp_path / "whole")
+    for stop, steps in ((2, [2]), (2, [2]), (3, [3]), (4, [4]), (5, [4, 5])):
+        with pytest.MonkeyPatch.context() as patch:
+            stop_in_batch(patch, stop)
+            assert pretrain(run, data, out, resume="if-present").reason == "signal"
+        lines = lines_of(out, "train")
+        assert [line["step"] for line in lines] == steps
+        since = range(1, stop + 1) if stop <= 4 else (5,)
+        mean = sum(each[step]["loss"] for step in since) / len(since)
+        assert lines[-1] == {**each[stop], "loss": pytest.approx(mean, rel=1e-6)}
+    shutil.copytree(out, tmp_path / "done")
+    assert pretrain(tiny_run(steps=5), None, tmp_path / "done", resume="always").reason == "steps"
+    assert lines_of(tmp_path / "done", "train") == lines
+    pretrain(run, data, out, resume="always")
+    assert lines_of(out, "train") == lines_of(tmp_path / "whole", "train")
+    assert_same_bits(tmp_path / "whole" / LAST, out / LAST)
+
+
 def test_dropout_and_data_matter_to_these_tests(data: Path, tmp_path: Path) -> None:
     """Another seed of dropout alone, or of data alone, gives other bits: equality above is not for free."""
     run = tiny_run()

@@ -48,7 +48,7 @@ class State:
     best_step: int = 0
     """The step that had it."""
     loss_sum: float = 0.0
-    """Of the updates since the journal's last line of training."""
+    """Of the updates since the journal's last line of training, but for one that a signal's stop left."""
     loss_steps: int = 0
     """How many they are."""
     micro_rows: int = 0

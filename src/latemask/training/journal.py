@@ -45,8 +45,8 @@ class Journal:
     """Appends to ``journal.jsonl``.
 
     A run resumed at ``(step, batch index)`` first takes out the lines of later steps, of skips that it meets again, and
-    of the kinds ``again`` at its own step; any other run begins anew. A journal with lines that are not whole is kept
-    as ``broken-journal.jsonl``, said on stderr, and goes on with those that are.
+    of the kinds ``again`` at its own step, which it makes again; any other run begins anew. A journal with lines that
+    are not whole is kept as ``broken-journal.jsonl``, said on stderr, and goes on with those that are.
     """
 
     def __init__(
@@ -56,14 +56,17 @@ class Journal:
         listeners: Sequence[Listener] = (),
         again: Sequence[str] = (),
     ):
+        self.taken_out: list[dict[str, Any]] = []
         if path.exists():
             step, batch = resumed or (-1, -1)
             lines, bad = ([], {}) if resumed is None else _parsed(path)
             if bad:
                 _keep_broken(path, bad)
-            kept = [line for line in lines
-                    if line.get("step", 0) <= step and line.get("batch", -1) < batch
-                    and not (line.get("step", 0) == step and line.get("kind") in again)]  # fmt: skip
+            kept = []
+            for line in lines:
+                if line.get("step", 0) <= step and line.get("batch", -1) < batch:
+                    is_again = line.get("step", 0) == step and line.get("kind") in again
+                    (self.taken_out if is_again else kept).append(line)
             aside = path.with_name(f".{path.name}.partial")
             try:
                 with aside.open("wb", buffering=0) as file:
@@ -81,6 +84,11 @@ class Journal:
         for listener in self.listeners:
             with _errors_are_the_tracker_s(listener.name):
                 listener.hear(line)
+
+    def put_back(self, kind: str) -> None:
+        """Write again what ``again`` took out of this kind: nothing came in its place."""
+        lines = [line for line in self.taken_out if line.get("kind") == kind]
+        _write(self.file, "".join(json.dumps(line) + "\n" for line in lines))
 
     def close(self) -> None:
         self.file.close()

@@ -191,7 +191,7 @@ def _train(
         if world.leads:
             listeners = journal.listeners(trackers, out, dataclasses.asdict(run))
             resumed_at = (state.updates, state.batch_index) if is_resumed else None
-            again = ("validation", "plateau") if state.validation_due else ()
+            again = ("validation", "plateau") * state.validation_due + ("train",) * (state.loss_steps > 0)
             with disk_errors_are_refused(out / "journal.jsonl", others=True):
                 opened = journal.Journal(out / "journal.jsonl", resumed_at, listeners, again)
                 book = stack.enter_context(closing(opened))
@@ -231,7 +231,8 @@ def _train(
                 world.wait()
             return folder
 
-        def log(rate: float, norm: Tensor) -> None:
+        def log(rate: float, norm: Tensor, comes_again: bool = False) -> None:
+            """``comes_again``: a resumed run takes the line out, and logs these steps with those that follow."""
             nonlocal state, logged_step, logged_at
             seconds = watch.seconds
             made = state.updates - logged_step
@@ -251,9 +252,10 @@ def _train(
                 mfu=speed * plain / (card.peak * world.size) if card else None,
                 memory_bytes=memory_bytes(world.device),
             )
-            loss_sum.zero_()
-            state = dataclasses.replace(state, loss_steps=0)
             logged_step, logged_at = state.updates, seconds
+            if not comes_again:
+                loss_sum.zero_()
+                state = dataclasses.replace(state, loss_steps=0)
 
         def breaks_off(done_share: float) -> bool:
             """Between the passes of a validation: a sign of life, and whether rank 0 has heard a signal."""
@@ -360,8 +362,11 @@ def _train(
                 validate(is_saved=saves)
             if saves:
                 save()
-        if reason == "seconds" and state.updates > logged_step:
-            log(rate, norm)
+        if state.updates > logged_step:
+            log(rate, norm, comes_again=reason == "signal")
+        elif state.loss_steps and book is not None:
+            with disk_errors_are_refused(out / "journal.jsonl", others=True):
+                book.put_back("train")
         if reason == "seconds" and state.updates > validated_step:
             validate(is_saved=True)
         if state.validation_due:
