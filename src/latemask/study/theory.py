@@ -271,4 +271,4 @@ def show(study: dict[str, Any]) -> None:
                 "violated")  # fmt: skip
     console.say("(9), (10): bounds of appendix A on |R'|_1 and |R'|_inf, R' the residual R one layer later; "
                 "corrected: (10) with |R|_inf squared")  # fmt: skip
-    console.say("cubic: appendix A's |R'|_1,inf <= 4 epsilon |R|_1,inf^3, which follows from (9) and the corrected (10)")
+    console.say("cubic: appendix A's |R'|_1,inf <= 4 epsilon |R|_1,inf^3, from (9) and the corrected (10)")
