@@ -162,9 +162,10 @@ def test_partial_folders_and_other_things_are_never_chosen(run_folder: Path, tmp
     assert passed_over == ["step-0000010: state.json is missing"]
     assert checkpoint.resolve(run_folder).name == "step-0000006"
     assert checkpoint.resolve(run_folder / "step-0000004").name == "step-0000004"
-    for nothing in (tmp_path / "nowhere", tmp_path):
-        with pytest.raises(Refusal, match="no step folder"):
+    for nothing, do in ((tmp_path / "nowhere", ""), (tmp_path, f"Runs in it: {run_folder}")):
+        with pytest.raises(Refusal, match="no step folder") as refused:
             checkpoint.newest(nothing)
+        assert refused.value.do == do
     shutil.rmtree(run_folder / "step-0000006")
     for step in checkpoint.steps(run_folder):
         (step / "state.json").unlink(missing_ok=True)

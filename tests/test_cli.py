@@ -136,11 +136,12 @@ def test_no_help_shows_an_empty_default(command, capsys):
     said = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "(default: )" not in said
     assert "(default: " in said or "(required)" in said
-    with pytest.raises(SystemExit):
-        overridden("mae_lm_tiny", "--help")
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
-    assert "(default: )" not in said
-    assert "(default: none)" in said
+    for arguments in (["pretrain", "mae_lm_tiny", "--help"], ["cost", "mae_lm_tiny", "--help"]):
+        with pytest.raises(SystemExit):
+            command_line.dispatch(arguments)
+        said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+        assert "(default: )" not in said
+        assert "(default: none)" in said
 
 
 def test_positional_fields_and_switches():
@@ -159,6 +160,40 @@ def test_positional_fields_and_switches():
     assert (options.files, options.out, options.overwrite) == (("a", "b"), Path("x"), True)
     with pytest.raises(SystemExit):
         parse(Options, ["a", "--no-overwrite"], prog="test", positional=("files",))
+
+
+@pytest.mark.parametrize(("arguments", "wanted", "do"), [
+    (["rank", "A", "B", "--data", "d"], "one MODEL and flags", "latemask report A B"),
+    (["finetune", "A", "B", "--task", "rte", "--data", "d"], "one MODEL and flags", "latemask report A B"),
+    (["cost", "mlm_tiny", "B"], "one RECIPE and flags", "latemask recipes"),
+    (["pretrain", "mlm_tiny", "B"], "one RECIPE and flags", "latemask recipes"),
+    (["fill", "a", "B", "--model", "x"], "one TEXT and flags", "in quotes"),
+    (["report", "A", "--out", "x", "B"], "all RUNS in one place, and flags", ""),
+    (["tokenizer", "a", "--out", "x", "B"], "all FILES in one place, and flags", ""),
+    (["doctor", "B"], "flags alone", ""),
+])  # fmt: skip
+def test_one_argument_too_many_is_told_what_the_command_takes(arguments, wanted, do):
+    with pytest.raises(Refusal) as refused:
+        command_line.dispatch(arguments)
+    assert (refused.value.where, refused.value.found) == (arguments[0], "B besides")
+    assert refused.value.wanted == wanted
+    assert do in refused.value.do
+    assert bool(do) == bool(refused.value.do)
+
+
+@pytest.mark.parametrize("arguments", [
+    ["pretrain", "--resume", "runs"], ["fill", "a <mask>", "--model", "runs"], ["export", "runs", "--out", "o"],
+    ["rank", "runs", "--data", "d"], ["finetune", "runs", "--task", "rte", "--data", "d"],
+])  # fmt: skip
+def test_a_folder_of_runs_given_for_a_run_is_refused_with_the_runs_in_it(arguments, tmp_path, monkeypatch):
+    for name in "dbca":
+        (tmp_path / "runs" / name / "step-0000002").mkdir(parents=True)
+    (tmp_path / "runs" / "0" / "step-by-step").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Refusal) as refused:
+        command_line.dispatch(arguments)
+    assert refused.value.where == "runs"
+    assert refused.value.do == "Runs in it: runs/a, runs/b, runs/c and 1 more"
 
 
 def test_a_refusal_is_one_line_and_status_2():

@@ -63,6 +63,28 @@ def test_values_are_what_the_field_holds(vary, values):
     assert list(map(type, found)) == list(map(type, values))
 
 
+@pytest.mark.parametrize(("name", "vary", "takers"), [
+    ("mae_lm_tiny", "masking.delta=0,.5", {"delta_tiny"}),
+    ("mlm_small", "masking.delta=0,.5", {"delta_small"}),
+    ("mlm_tiny", "masking.joins=decoder,0", {"mask_in_encoder_tiny", "mae_lm_tiny", "decoder_resets_mask_tiny"}),
+    ("mae_lm_tiny", "masking.rate=2", set()),
+    ("mae_lm_base_plus", "masking.delta=.5", set()),
+])  # fmt: skip
+def test_recipes_of_the_size_that_take_the_values_are_named(name, vary, takers):
+    with pytest.raises(Refusal) as refused:
+        read_vary(recipe(name), [vary])
+    named = refused.value.do.partition("Recipes that take ")[2].partition(": ")[2]
+    assert set(filter(None, named.split(", "))) == takers
+    for taker in takers:
+        assert read_vary(recipe(taker), [vary])
+
+
+def test_no_recipe_is_named_where_another_flag_is_in_the_way():
+    with pytest.raises(Refusal) as refused:
+        read_vary(replace(recipe("mlm_tiny"), {"shape.row_tokens": 16}), ["masking.rate=.95"])
+    assert refused.value.do == ""
+
+
 @pytest.mark.parametrize(("vary", "named"), [
     (["masking.delt=0,1"], "masking.delt"), (["delta=0"], "delta"), (["masking=0"], "masking"),
     (["masking.delta=0,two"], "masking.delta"), (["masking.delta=0,1.5"], "masking.delta"),
@@ -128,7 +150,7 @@ def test_what_is_done_is_passed_over_and_new_values_are_added(swept, data, monke
     assert not trained
     assert before == {name: (swept / name / "journal.jsonl").read_bytes() for name in NAMES}
     said = capsys.readouterr().out
-    assert said.count("done, or another") == 3
+    assert all(f"{name}: done\n" in said for name in NAMES)
     assert f"latemask report {swept}" in said
     assert "Sweep over masking.delta" in said
     assert sweep(tiny_run("delta", steps=2), ["masking.delta=.75"], data, swept) == 0
@@ -200,9 +222,15 @@ def test_a_run_that_somebody_is_at_is_left_to_them(data, tmp_path, capsys):
         assert is_ours
         assert sweep(run, DELTAS, data, tmp_path / "out") == 0
     assert folders_of(tmp_path / "out") == [NAMES[0], NAMES[2]]
-    assert "another process is at it" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"{NAMES[1]}: another process is at it" in said
+    assert ": done" not in said
     assert sweep(run, DELTAS, data, tmp_path / "out") == 0
     assert folders_of(tmp_path / "out") == NAMES
+    said = capsys.readouterr().out
+    assert f"{NAMES[0]}: done" in said
+    assert f"{NAMES[2]}: done" in said
+    assert "another process" not in said
 
 
 @pytest.mark.slow

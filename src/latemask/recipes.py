@@ -338,6 +338,12 @@ def names() -> list[str]:
     ]
 
 
+def of_the_size(name: str) -> list[str]:
+    """The recipe names of the same size, this one among them."""
+    ends = tuple(f"_{size}" for size in SIZES + PAPER_SIZES if name.endswith(f"_{size}"))
+    return [other for other in names() if other.endswith(ends)]
+
+
 def recipe(name: str) -> Run:
     """The Run of a recipe by its name. Raises ``Refusal`` listing the close ones."""
     for system in SYSTEMS:

@@ -7,6 +7,7 @@ fills are twins of the dataclasses whose rules are off, so that a broken rule is
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -24,6 +25,12 @@ T = TypeVar("T")
 PARTS = ("shape", "decoder", "masking", "training")
 FROM_DATA: tuple[str, ...] = ("specials", "vocabulary")
 """Fields that the data's tokenizer sets."""
+SEVERAL = {
+    "one MODEL": "One command for each model; `latemask report A B` puts several runs side by side",
+    "one RECIPE": "One command for each recipe; `latemask recipes` puts all of them side by side",
+    "one TEXT": "A text of several words stands in quotes",
+}
+"""What to do where more is given than a command takes."""
 
 _registry = ConstructorRegistry()
 
@@ -46,21 +53,25 @@ def _spelled(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec | None:
 def parse(kind: type[T], arguments: Sequence[str], *, prog: str, positional: Sequence[str] = ()) -> T:
     """An instance of the dataclass ``kind``, whose fields ``positional`` are given without a flag.
 
-    Unknown or ill-typed arguments are printed, with close matches, and exit with status 2. Raises ``Refusal`` for an
-    empty argument, which would else be the current folder, and whatever ``kind`` raises.
+    Unknown or ill-typed flags are printed, with close matches, and exit with status 2. Raises ``Refusal`` for an empty
+    argument, which would else be the current folder, for one too many, and whatever ``kind`` raises.
     """
     marks = {name: (Positional, tyro.conf.arg(metavar=name.upper())) for name in positional}
-    return _read_from(_tyro(_without_rules(kind, marks), arguments, prog), kind)
+    twin = _without_rules(kind, marks)
+    return _read_from(_tyro(twin, arguments, prog, _places(twin)), kind)
 
 
-def parse_run(kind: type[T], run: Run, arguments: Sequence[str], *, prog: str) -> tuple[T, Run]:
-    """``kind`` as in ``parse``, and ``run`` with its dotted fields changed. Raises ``Refusal`` where a rule breaks."""
+def parse_run(
+    kind: type[T], run: Run, arguments: Sequence[str], *, prog: str, takes: str = "flags alone"
+) -> tuple[T, Run]:
+    """``kind`` as in ``parse``, and ``run`` with its dotted fields changed. Raises ``Refusal`` where a rule breaks, and
+    for what is no flag, saying what the command ``takes``."""
     from_data: dict[str, tuple[Any, ...]] = dict.fromkeys(FROM_DATA, (Suppress,))
     parts = {name: _read_from(part, _without_rules(type(part), from_data))
              for name in PARTS if (part := getattr(run, name)) is not None}  # fmt: skip
     fields = [(name, Annotated[type(part), FlagConversionOff], dataclasses.field(default=part))
               for name, part in parts.items()]  # fmt: skip
-    options = _tyro(_dataclass_from(kind, fields, {}), arguments, prog)
+    options = _tyro(_dataclass_from(_without_rules(kind, {}), fields, {}), arguments, prog, takes)
     changes = {
         f"{name}.{field.name}": given
         for name, part in parts.items()
@@ -77,7 +88,7 @@ def parse_recipe(kind: type[T], arguments: Sequence[str], *, command: str, wante
         parse(kind, arguments, prog=f"latemask {command} RECIPE")
         raise Refusal(command, "no recipe", wanted, "`latemask recipes` lists the recipes")
     name, *rest = arguments
-    return parse_run(kind, recipe(name), rest, prog=f"latemask {command} {name}")
+    return parse_run(kind, recipe(name), rest, prog=f"latemask {command} {name}", takes="one RECIPE and flags")
 
 
 def _without_rules(kind: type[Any], marks: dict[str, tuple[Any, ...]]) -> type[Any]:
@@ -118,9 +129,27 @@ def _dataclass_from(kind: type[Any], fields: Sequence[tuple[str, Any, Any]], nam
                                         namespace=namespace)  # fmt: skip
 
 
-def _tyro(kind: Any, arguments: Sequence[str], prog: str) -> Any:
+def _places(kind: type[Any]) -> str:
+    """What a command takes: its arguments without a flag, and flags."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        if get_origin(hint) is Annotated and Positional in hint.__metadata__:
+            are_several = get_origin(get_args(hint)[0]) is tuple
+            return f"all {name.upper()} in one place, and flags" if are_several else f"one {name.upper()} and flags"
+    return "flags alone"
+
+
+def _tyro(kind: Any, arguments: Sequence[str], prog: str, takes: str) -> Any:
     for before, argument in zip(["", *arguments], arguments, strict=False):
         if not argument or (argument.startswith("--") and argument.endswith("=")):
             raise Refusal(argument.rstrip("=") or before or "arguments", "an empty value", "a value",
                           "An unset variable of the shell?")  # fmt: skip
-    return tyro.cli(kind, args=list(arguments), prog=prog, config=(FlagCreatePairsOff,), registry=_registry)
+    read = functools.partial(tyro.cli, kind, args=list(arguments), prog=prog, config=(FlagCreatePairsOff,),
+                             registry=_registry)  # fmt: skip
+    options, unknown = read(return_unknown_args=True)
+    if any(argument.startswith("-") for argument in unknown):
+        return read()  # prints the unknown flags, with close ones, and exits
+    if unknown:
+        command = prog.removeprefix("latemask ").partition(" ")[0]
+        do = next((do for place, do in SEVERAL.items() if place in takes), "")
+        raise Refusal(command, f"{' '.join(unknown)} besides", takes, do)
+    return options

@@ -6,6 +6,7 @@ somebody is at has a claim. So a stopped sweep goes on where it stood, and sever
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import itertools
 import json
@@ -26,9 +27,12 @@ from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.fields import Spelled
+from latemask.recipes import of_the_size, recipe
 from latemask.writing import alone_at, make_folder, write_json, write_whole
 
 MOST_RUNS = 1000
+MOST_NAMED = 3
+"""Recipes that a refusal names."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,8 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
     for number, point in enumerate(found, 1):
         with claimed(out, point.name) as is_ours:
             if not is_ours:
-                console.say(f"{number} of {len(found)}, {point.name}: done, or another process is at it")
+                why = "done" if is_done(out, point.name) else "another process is at it"
+                console.say(f"{number} of {len(found)}, {point.name}: {why}")
                 continue
             console.say(f"{number} of {len(found)}, {point.name}")
             result, was_signalled = _train(point.run, data, out / point.name)
@@ -119,7 +124,11 @@ def read_vary(run: Run, vary: Sequence[str]) -> dict[str, list[Any]]:
             raise Refusal("--vary", f"{field} twice", "all of its values in one --vary")
         if field.partition(".")[2] in FROM_DATA:
             raise Refusal("--vary", field, "a field that the data do not set")
-        found[field] = [_value(run, field, value) for value in texts]
+        try:
+            found[field] = [_value(run, field, value) for value in texts]
+        except Refusal as refusal:
+            raise Refusal(refusal.where, refusal.found, refusal.wanted,
+                          _with_recipes(refusal.do, run, field, texts)) from None  # fmt: skip
         if len({repr(value) for value in found[field]}) < len(texts):
             raise Refusal("--vary", f"a value of {field} twice", "different values")
     if not found:
@@ -147,6 +156,24 @@ def _value(run: Run, field: str, text: str) -> Any:
     hints = get_type_hints(type(getattr(run, part, None))) if getattr(run, part, None) is not None else {}
     changed = replace(run, {field: _plain(hints.get(leaf), text)})
     return getattr(getattr(changed, part), leaf)
+
+
+def _with_recipes(do: str, run: Run, field: str, texts: Sequence[str]) -> str:
+    """The advice, and the recipes of the run's size that take all of these values, those most like it first; the advice
+    alone where the run's own recipe takes them too, so that other flags are in the way."""
+    from latemask.training.resuming import differences
+
+    plain, unlike = json.loads(run.to_json()), {}
+    for name in of_the_size(run.recipe):
+        other = recipe(name)
+        with contextlib.suppress(Refusal):
+            for text in texts:
+                _value(other, field, text)
+            unlike[name] = len(differences(plain, json.loads(other.to_json())))
+    if not unlike or run.recipe in unlike:
+        return do
+    names = ", ".join(sorted(unlike, key=unlike.__getitem__)[:MOST_NAMED])
+    return ". ".join(filter(None, [do, f"Recipes that take {', '.join(texts)}: {names}"]))
 
 
 def _plain(hint: Any, text: str) -> Any:

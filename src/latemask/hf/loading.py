@@ -148,7 +148,7 @@ class Source:
         if (path / checkpoint.RUN).is_file() or checkpoint.steps(path):
             return cls(str(folder), checkpoint.resolve(path))
         if not (path / CONFIG).is_file():
-            raise Refusal(folder, f"no checkpoint and no {CONFIG}", SOURCES)
+            raise Refusal(folder, f"no checkpoint and no {CONFIG}", SOURCES, checkpoint.runs_below(path))
         check_sums(path)
         return cls(str(folder), None)
 

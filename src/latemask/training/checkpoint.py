@@ -29,6 +29,7 @@ from latemask.writing import file_checksum, json_checksum, remove, write_whole, 
 ENCODER, REST, OPTIMIZER = "encoder.safetensors", "rest.safetensors", "optimizer.safetensors"
 RUN, STATE, TOKENIZER = "run.json", "state.json", "tokenizer.json"
 CHECKED = {ENCODER, REST, OPTIMIZER, RUN, TOKENIZER}
+NAMED_RUNS = 3
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,17 @@ def newest(run_folder: Path, passed_over: list[str] | None = None) -> Path:
                 passed_over.extend(broken)
             return step
         broken.append(f"{step.name}: {problem}")
-    raise Refusal(run_folder, "; ".join(broken) or "no step folder", "a run folder with a whole checkpoint")
+    raise Refusal(run_folder, "; ".join(broken) or "no step folder", "a run folder with a whole checkpoint",
+                  runs_below(run_folder))  # fmt: skip
+
+
+def runs_below(folder: Path) -> str:
+    """What to do where a folder of run folders was given for a run: some of them by name; empty where it holds none."""
+    runs = sorted({step.parent for step in folder.glob("*/step-*") if step_number(step) is not None and step.is_dir()})
+    if not runs:
+        return ""
+    others = f" and {len(runs) - NAMED_RUNS} more" if len(runs) > NAMED_RUNS else ""
+    return f"Runs in it: {', '.join(map(str, runs[:NAMED_RUNS]))}{others}"
 
 
 def resolve(folder: Path | str) -> Path:
