@@ -95,6 +95,7 @@ def test_the_best_setting_is_the_one_with_the_best_median():
     [row] = summarize(lucky)
     assert row["degenerate"] == 2
     assert said(row["settings"]) == "2 epochs, rate 3e-05, batch 32, warm-up 0.06"
+    assert said({**row["settings"], "epochs": 1}).startswith("1 epoch, rate")
     bold = [{**item, "null_threshold": 2.5, "score": item["score"] + 0.05} for item in lucky]
     [row] = summarize([*lucky, *bold])  # of another threshold is another setting
     assert row["points"] == 2

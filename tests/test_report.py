@@ -237,6 +237,17 @@ def test_points_stand_at_the_tokens_of_their_own_step(tmp_path):
     assert plots.loss_points(run.lines, "seconds") == [(0, 8.3), (3.0, 5.25)]
 
 
+def test_a_run_of_a_sweep_beside_other_runs_is_called_after_the_sweep_too(tmp_path):
+    swept = tmp_path / "runs" / "rates"
+    for name in ("training.learning_rate=0.001", "training.learning_rate=0.01"):
+        write_journal(swept / name)
+    (swept / "sweep.json").write_text(json.dumps({"kind": "sweep", "vary": {"training.learning_rate": ["0.001"]}}))
+    alone = write_journal(tmp_path / "runs" / "mae")
+    named = [run.name for run in read_folders([swept])]
+    assert named == ["training.learning_rate=0.001", "training.learning_rate=0.01"]
+    assert [run.name for run in read_folders([alone, swept])] == ["mae", *(f"rates/{name}" for name in named)]
+
+
 def test_of_fifty_runs_sixteen_are_told_apart_the_rest_are_grey_and_tables_stay_narrow(tmp_path):
     for number in range(50):
         write_curve(tmp_path / "runs" / f"run-{number}", "mlm_tiny", 2.0, 60, {"training.seed": number}, steps=20)

@@ -216,6 +216,19 @@ def test_hub_data_mean_the_same_as_the_files(tmp_path):
         read_task(GLUE["qnli"], f"hub:{tmp_path / 'hub'}")
 
 
+def test_a_data_set_that_the_hub_does_not_give_is_named_whole(monkeypatch):
+    datasets = pytest.importorskip("datasets")
+
+    def unreachable(*place: str) -> None:
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset", unreachable)
+    for data, where in (("hub:", "--data hub:nyu-mll/glue/mrpc"), ("hub:a/b", "--data hub:a/b")):
+        with pytest.raises(Refusal, match="ConnectionError: no network") as refused:
+            read_task(GLUE["mrpc"], data)
+        assert refused.value.where == where
+
+
 def test_tasks_of_ones_own_on_the_hub_name_their_splits(tmp_path):
     datasets = pytest.importorskip("datasets")
     from latemask.downstream.options import FinetuneOptions

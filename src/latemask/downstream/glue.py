@@ -62,11 +62,12 @@ def _from_hub(task: Task, name: str) -> tuple[Task, dict[str, Table]]:
     if not name and task.hub is None:
         raise Refusal("--data", "hub: without a name", "hub:NAME or hub:NAME/CONFIGURATION")
     place = _hub_name(name) if name or task.hub is None else task.hub
+    given = HUB + "/".join(filter(None, place))
     try:
         loaded: Any = load_dataset(*place)
     except (OSError, ValueError, FileNotFoundError) as error:
         raise Refusal(
-            f"--data hub:{name}",
+            f"--data {given}",
             f"{type(error).__name__}: {str(error)[:200]}",
             "a data set the hub has",
             "Without a network: files of your own, or a folder that holds the data set",
@@ -76,18 +77,17 @@ def _from_hub(task: Task, name: str) -> tuple[Task, dict[str, Table]]:
     tables = {}
     for split, theirs in splits.items():
         if theirs not in loaded:
-            raise Refusal(f"hub:{name}", f"splits {', '.join(loaded)}", f"a split {theirs!r}")
+            raise Refusal(given, f"splits {', '.join(loaded)}", f"a split {theirs!r}")
         rows = loaded[theirs]
         for own, column in columns.items():
             if column not in rows.column_names and own not in rows.column_names:
-                raise Refusal(f"hub:{name}", f"columns {', '.join(rows.column_names)}", f"a column {column!r}")
+                raise Refusal(given, f"columns {', '.join(rows.column_names)}", f"a column {column!r}")
         values = {own: rows[column if column in rows.column_names else own][:] for own, column in columns.items()}
         feature = rows.features[columns[task.label] if columns[task.label] in rows.column_names else task.label]
         classes = getattr(feature, "feature", feature)  # of a list's items
         if isinstance(classes, ClassLabel):
             values[task.label] = [_named(label, classes.names) for label in values[task.label]]
-        tables[split] = Table(Path(f"hub:{name or '/'.join(task.hub or ())}:{theirs}"), values,
-                              lines=list(range(1, len(rows) + 1)))  # fmt: skip
+        tables[split] = Table(Path(f"{given}:{theirs}"), values, lines=list(range(1, len(rows) + 1)))
     if not task.files:
         task = dataclasses.replace(task, files=dict(splits))
     return task, tables

@@ -97,7 +97,8 @@ def said(settings: Mapping[str, Any]) -> str:
         for name, value in settings.items()
         if name in usual and name not in (*DIMENSIONS, "seed") and value != usual[name]
     ]
-    return (f"{settings['epochs']} epochs, rate {settings['learning_rate']:g}, batch {settings['batch_rows']}, "
+    epochs = f"{settings['epochs']} epoch{'' if settings['epochs'] == 1 else 's'}"
+    return (f"{epochs}, rate {settings['learning_rate']:g}, batch {settings['batch_rows']}, "
             f"warm-up {settings['warmup_share']:g}") + "".join(others)  # fmt: skip
 
 

@@ -121,7 +121,7 @@ class EvaluateOptions:
     bad: str = "sentence_bad"
     """blimp: field of the other one."""
     first: int | None = None
-    """blimp: only the first so many pairs of each paradigm."""
+    """blimp: only the first so many pairs of each file; table and JSON say so."""
     rate: float = 0.15
     """masked-loss: masking rate."""
     row_tokens: int | None = None

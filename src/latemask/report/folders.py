@@ -137,7 +137,8 @@ def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
     files, and where nothing at all was found.
     """
     paths = dict.fromkeys(found.resolve() for place in places for found in _expanded(Path(place)))
-    ends = [path.stem if path.is_file() else path.name for path in paths]
+    is_one_folder = len({path.parent for path in paths}) == 1
+    ends = [path.stem if path.is_file() else path.name if is_one_folder else _of_sweep(path) for path in paths]
     folders, problems = [], []
     for path, end in zip(paths, ends, strict=True):
         try:
@@ -224,6 +225,11 @@ def _varied(file: Path) -> tuple[str, ...]:
         return tuple(json.loads(file.read_text(encoding="utf-8"))["vary"])
     except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
         raise Refusal(file, f"an unreadable file ({type(error).__name__})", "what `latemask sweep` wrote") from None
+
+
+def _of_sweep(path: Path) -> str:
+    """A folder's name; of a sweep's run, which is called after its values alone, with the sweep's before it."""
+    return f"{path.parent.name}/{path.name}" if (path.parent / SWEEP).is_file() else path.name
 
 
 def _near(path: Path) -> str:
