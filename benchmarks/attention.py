@@ -10,7 +10,6 @@ traced and is part of what torch.compile checks, so that it stands as it was whe
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from unittest.mock import patch
 
 import tyro
 from asked import asked
+from refusals import program
 
 from latemask import console
 from latemask.bench import ROWS, BenchOptions, built, entries_of, machine_of
@@ -30,7 +30,7 @@ from latemask.training.distributed import pick_device
 from latemask.writing import write_json
 
 Way = Literal["ours", "torch", "shipped"]
-WAYS: tuple[Way, ...] = ("ours", "torch", "shipped")
+SHIPPED = relative_attention.pays
 
 
 @dataclass(frozen=True)
@@ -52,17 +52,11 @@ class Options:
 
 
 def is_ours(query_key_value: Any, heads: int, dropout: float) -> bool:
-    """Our kernel wherever it runs at all."""
-    width = query_key_value.shape[-1] // (3 * heads)
-    return relative_attention.is_supported(query_key_value.device, query_key_value.dtype, width)
+    """Our kernel also where there is no dropout."""
+    return SHIPPED(query_key_value, heads, 1.0)
 
 
-def is_torchs(query_key_value: Any, heads: int, dropout: float) -> bool:
-    """Our kernel nowhere."""
-    return False
-
-
-CHOICES: dict[Way, Callable[..., bool]] = {"ours": is_ours, "torch": is_torchs, "shipped": relative_attention.pays}
+CHOICES: dict[Way, Callable[..., bool]] = {"ours": is_ours, "torch": lambda *_: False, "shipped": SHIPPED}
 
 
 @contextmanager
@@ -78,7 +72,7 @@ def measure(options: Options) -> dict[str, Any]:
     if device.type != "cuda":
         raise Refusal("benchmarks/attention.py", f"a {device.type}", "a GPU (CUDA)")
     bench = BenchOptions(size=options.size, only=options.only, against="none", rows=options.rows)
-    entries = [(entry, way) for entry in entries_of(options.size, bench, compiles=True) for way in WAYS]
+    entries = [(entry, way) for entry in entries_of(options.size, bench, compiles=True) for way in CHOICES]
     steppers = []
     for entry, way in entries:
         console.say(f"building {entry.name}, {way}")
@@ -120,7 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Refusal as refusal:
-        sys.exit(str(refusal))
+    program(main)

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
+from refusals import program
 
 from latemask.errors import Refusal
 from latemask.recipes import recipe
@@ -345,7 +346,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Refusal as refusal:
-        sys.exit(str(refusal))
+    program(main)

@@ -15,7 +15,6 @@ masking of any run. Two shares are measured of it, goal for both below 1 %:
 from __future__ import annotations
 
 import gc
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -28,6 +27,7 @@ import torch
 import torch._dynamo
 import tyro
 from asked import asked
+from refusals import program
 
 from latemask import console, pretrain
 from latemask.batch import Batch
@@ -192,7 +192,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Refusal as refusal:
-        sys.exit(str(refusal))
+    program(main)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any
 import triton
 import tyro
 from asked import asked
+from refusals import program
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -182,7 +182,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Refusal as refusal:
-        sys.exit(str(refusal))
+    program(main)

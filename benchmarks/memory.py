@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ import torch._dynamo
 import torch._dynamo.config as dynamo
 import tyro
 from asked import asked
+from refusals import program
 
 from latemask import console
 from latemask.bench import Entry, Stepper, machine_of, random_batches
@@ -309,7 +309,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Refusal as refusal:
-        sys.exit(str(refusal))
+    program(main)

@@ -12,7 +12,6 @@ written anew after each entry.
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ import tyro
 from asked import asked
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
+from refusals import program
 
 from latemask import console
 from latemask.bench import Entry, Timed, built, machine_of
@@ -220,7 +220,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Refusal as refusal:
-        sys.exit(str(refusal))
+    program(main)

@@ -10,7 +10,6 @@ failed. The JSON is written anew after each kernel and kind.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ import torch
 import torch.nn.functional as F
 import tyro
 from asked import asked
+from refusals import program
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -246,7 +246,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Refusal as refusal:
-        sys.exit(str(refusal))
+    program(main)

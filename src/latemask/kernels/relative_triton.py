@@ -378,8 +378,7 @@ def queries_kernel(
             )  # fmt: skip
             all_scores, above = _table_gradients(
                 d_scores, tile * COLUMNS, seats, groups, query_seats, query_groups, scratch, all_scores, above, keys,
-                far,
-                True, HAS_GROUPS, COLUMNS,
+                far, True, HAS_GROUPS, COLUMNS,
             )  # fmt: skip
         bias = tl.load(table + far)
     for tile in range(stop, full):
@@ -400,8 +399,7 @@ def queries_kernel(
         if HAS_TABLE:
             all_scores, above = _table_gradients(
                 d_scores, full * COLUMNS, seats, groups, query_seats, query_groups, scratch, all_scores, above, keys,
-                far,
-                False, HAS_GROUPS, COLUMNS,
+                far, False, HAS_GROUPS, COLUMNS,
             )  # fmt: skip
     where = (row * queries + rows[:, None]) * token_stride + head * WIDTH + dims[None, :]
     tl.store(D_Q + where, (d_q * score_scale / survivors).to(D_Q.dtype.element_ty), mask=is_query[:, None])
