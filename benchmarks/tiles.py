@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 from unittest.mock import patch
 
 import torch
@@ -80,6 +80,10 @@ class Options:
     """Tokens of a row where tiles are tried."""
     dropout: float = 0.1
     """Where a kind has dropout."""
+    kernels: tuple[Literal["forward", "keys", "queries"], ...] = ("forward", "keys", "queries")
+    """Whose tiles are tried."""
+    kinds: tuple[Literal["bare", "drops", "table"], ...] = ("bare", "drops", "table")
+    """Of each of them."""
 
     def __post_init__(self) -> None:
         for tokens in (*self.row_tokens, self.swept_tokens):
@@ -212,10 +216,10 @@ def measure(options: Options) -> dict[str, Any]:
             found["attention"] += compared(options, tokens, kind, device)
         write_json(options.out, found)
         console.say(f"beside cuDNN: {tokens} tokens")
-    for name, kind in KINDS.items():
-        layer = Layer(options, options.swept_tokens, kind, device)
-        for kernel, part in PASSES.items():
-            found["sweep"].append(swept(kernel, name, partial(time_of, layer, part)))
+    for name in options.kinds:
+        layer = Layer(options, options.swept_tokens, KINDS[name], device)
+        for kernel in options.kernels:
+            found["sweep"].append(swept(kernel, name, partial(time_of, layer, PASSES[kernel])))
             write_json(options.out, found)
             console.say(f"{kernel}, {name}")
     return found
