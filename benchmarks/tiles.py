@@ -52,6 +52,7 @@ class Tile(NamedTuple):
 TRIED = (
     Tile(64, 64, 4, 1), Tile(64, 64, 4, 2), Tile(64, 64, 4, 3), Tile(64, 32, 4, 2), Tile(64, 32, 4, 3),
     Tile(128, 64, 8, 2), Tile(64, 128, 8, 2), Tile(128, 128, 8, 2), Tile(64, 128, 4, 2),
+    Tile(32, 64, 4, 1), Tile(32, 64, 4, 2), Tile(32, 64, 4, 3), Tile(128, 32, 8, 2),
 )  # fmt: skip
 PASSES = {"forward": "forward", "keys": "backward", "queries": "backward"}
 """What is timed of each kernel."""
