@@ -402,7 +402,7 @@ def test_every_kernel_and_kind_is_swept_and_what_does_not_fit_is_named(
     for (kernel, kind), one in sweep.items():
         assert parts.count((kind, one["pass"])) >= len(tiles.TRIED)
         assert one["pass"] == ("forward" if kernel == "forward" else "backward")
-        smallest = own if (kernel, kind) == ("keys", "bare") else (64, 32, 4, 2)
+        smallest = own if (kernel, kind) == ("keys", "bare") else (32, 64, 4, 1)
         assert tuple(one["fastest"].values())[:4] == smallest
         assert one["chosen"]["ms"] is not None
         error = "OutOfResources: out of resource: shared memory, Required: 300000, Hardware limit: 232448"
@@ -413,6 +413,8 @@ def test_every_kernel_and_kind_is_swept_and_what_does_not_fit_is_named(
     assert json.loads(written[-1]) == json.loads(json.dumps(found))
     assert tiles.rows_of_sweep(found["sweep"])[1][:5] == ("keys", "bare", "backward", "32 x 16, 2, 1",
                                                           sweep["keys", "bare"]["fastest"]["ms"])  # fmt: skip
+    some = tiles.measure(dataclasses.replace(options, kernels=("keys", "queries"), kinds=("table",)))["sweep"]
+    assert [(one["kernel"], one["kind"]) for one in some] == [("keys", "table"), ("queries", "table")]
 
 
 def test_tiles_need_a_gpu_and_base_seats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
