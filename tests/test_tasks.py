@@ -153,6 +153,40 @@ def test_own_labels_that_cannot_be_used(tmp_path):
         own_task("classification", ["label"], "label", "a", "b")
 
 
+def test_what_names_no_class_is_refused_by_row(tmp_path):
+    lines = ['{"text": "a", "label": NaN}', '{"text": "b", "label": ["x", "y"]}', '{"text": "c", "label": {"x": 1}}',
+             '{"text": "d", "label": "\\ud800"}', '{"text": "\\udfff", "label": "x"}', f'{{"label": {"9" * 5000}}}',
+             *(f'{{"text": "e", "label": "{label}"}}' for label in ("--5", "x", "7" * 5000, "3", "-4"))]  # fmt: skip
+    for name in ("train", "dev"):
+        write(tmp_path, f"{name}.jsonl", lines)
+    task, examples = read_task(own_task("classification", ("text",), "label", "train.jsonl", "dev.jsonl"), tmp_path)
+    assert task.labels == ("-4", "3", "--5", "7" * 5000, "x")
+    reasons = dict(examples["train"].refused)
+    assert [reasons[line] for line in (1, 4, 5)] == [
+        "label NaN, not a class", "a lone surrogate in 'label'", "a lone surrogate in 'text'"]  # fmt: skip
+    assert "not a class" in reasons[2]
+    assert "not a class" in reasons[3]
+    assert reasons[6].startswith("not JSON")
+    rows = [
+        {"text": ["a", "b"], "label": ["x", None]},
+        {"text": ["a"], "label": ["x"]},
+        {"text": ["a"], "label": ["y"]},
+    ]
+    _, examples = own(tmp_path, rows, rows, kind="tokens")
+    assert examples["train"].refused == [(1, "a word's label that is no class")]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "tsv"])
+def test_two_columns_of_one_name_are_refused_where_that_name_is_asked_for(suffix, tmp_path):
+    cut = "," if suffix == "csv" else "\t"
+    path = write(tmp_path, f"a.{suffix}", [cut.join(("text", "text", "label ", "id")), cut.join("abcd")])
+    with pytest.raises(Refusal, match=r":1: found columns text, text, 'label ', id; wanted one column 'text'"):
+        read_table(path, ["text"])
+    with pytest.raises(Refusal, match="one column 'text'"):
+        read_table(path, ["id"], optional=["text"])
+    assert read_table(path, ["id"], optional=["id"]).columns == {"id": ["d"]}
+
+
 def test_metrics_and_names_that_do_not_fit_are_refused_before_anything_runs(tmp_path):
     for kind, metric in (
         ("classification", "wrong"),

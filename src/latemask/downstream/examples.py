@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,18 +84,21 @@ def _class_names(task: Task, table: Table) -> tuple[str, ...]:
     for value in table.columns[task.label]:
         if task.kind == "tokens":
             names.update(_words(value))
-        elif _text(value):
+        else:
             names.add(_text(value))
-    return tuple(sorted(names, key=lambda name: (not name.lstrip("-").isdigit(), _integer(name), name)))
+    return tuple(sorted(names - {""}, key=_whole_numbers_first))
 
 
-def _integer(name: str) -> int:
-    return int(name) if name.lstrip("-").isdigit() and name.lstrip("-").isascii() else 0
+def _whole_numbers_first(name: str) -> tuple[bool, int, str]:
+    is_whole = re.fullmatch(r"-?[0-9]{1,18}", name) is not None
+    return not is_whole, int(name) if is_whole else 0, name
 
 
 def _text(value: Any) -> str:
-    """A label as text: JSON's whole numbers and booleans included."""
-    return value.strip() if isinstance(value, str) else json.dumps(value)
+    """A label as text, JSON's numbers and booleans included; "" for what names no class: a list, an object, NaN."""
+    if isinstance(value, str):
+        return value.strip()
+    return json.dumps(value) if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)) else ""
 
 
 def _words(value: Any) -> list[str]:
@@ -139,13 +143,17 @@ def _read(task: Task, texts: Sequence[Any], label: Any, number_of: dict[str, int
         words, names = _words(texts[0]), _words(label)
         if len(words) != len(names) or not words:
             raise ValueError(f"{len(words)} words and {len(names)} labels")
+        if not all(names):
+            raise ValueError("a word's label that is no class")
         return (words,), [_number(name, number_of) for name in names]
     for name, text in zip(task.texts, texts, strict=True):
         if not isinstance(text, str):
             raise ValueError(f"{type(text).__name__} in column {name!r}, not text")
-    if _text(label) == "":
+    if isinstance(label, str) and not label.strip():
         raise ValueError("no label")
     if task.kind == "classification":
+        if not _text(label):
+            raise ValueError(f"label {json.dumps(label, default=str)[:60]}, not a class")
         return tuple(texts), _number(_text(label), number_of)
     try:
         number = float(label)

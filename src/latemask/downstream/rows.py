@@ -10,6 +10,7 @@ import codecs
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +42,7 @@ def read_table(
     """The ``columns`` of a .tsv, .csv or .jsonl file; ``header`` names the columns of a .tsv without a first line.
     ``optional`` columns hold None where a file or row lacks them.
 
-    Raises ``Refusal`` where there is no such file, column or readable row, or the form is another.
+    Raises ``Refusal`` where there is no such file, column or readable row, two columns of that name, or another form.
     """
     try:
         raw = path.read_bytes()
@@ -59,18 +60,22 @@ def read_table(
             rows = _json_lines(raw)
         case suffix:
             raise Refusal(path, f"a file named {suffix or 'without an ending'}", ".tsv, .csv or .jsonl")
+    optional = [name for name in optional if name not in columns]
     table = Table(path, {name: [] for name in (*columns, *optional)})
     seen: dict[str, None] = {}
     for line, row in rows:
         if isinstance(row, list):  # the header
-            for name in columns:
-                if name not in row:
-                    raise Refusal(f"{path}:{line}", f"columns {', '.join(row)}", f"a column {name!r}")
+            found = ", ".join(name if name.isprintable() and name == name.strip() else repr(name) for name in row)
+            for name in (*columns, *optional):
+                if row.count(name) > 1 or (name not in row and name in columns):
+                    raise Refusal(f"{path}:{line}", f"columns {found}", f"one column {name!r}")
         elif isinstance(row, str):
             table.refused.append((line, row))
         elif missing := [name for name in columns if row.get(name) is None]:
             seen |= dict.fromkeys(row)
             table.refused.append((line, f"no {missing[0]!r}"))
+        elif torn := [name for name in columns if _has_half_characters(row[name])]:
+            table.refused.append((line, f"a lone surrogate in {torn[0]!r}"))
         else:
             table.lines.append(line)
             for name in columns:
@@ -84,6 +89,15 @@ def read_table(
         raise Refusal(path, found + (f"; columns found: {', '.join(seen)}" if seen else ""), "at least one row")
     return table
 
+
+def _has_half_characters(value: Any) -> bool:
+    """Whether a text, or one in a list, holds a lone surrogate, which JSON's escapes can write: no UTF-8 has it."""
+    if isinstance(value, list):
+        return any(map(_has_half_characters, value))
+    return isinstance(value, str) and not value.isascii() and bool(_SURROGATE.search(value))
+
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Row = tuple[int, list[str] | dict[str, Any] | str]
 """Line number, and the header's names, a row's values by name, or why the row is refused."""
@@ -116,7 +130,7 @@ def _json_lines(raw: bytes) -> Iterator[Row]:
             continue
         try:
             row = json.loads(text)
-        except (json.JSONDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: a number of too many digits, too
             yield line, f"not JSON ({error})" if text.strip() else "an empty line"
             continue
         yield line, row if isinstance(row, dict) else f"a {type(row).__name__}, not an object"
