@@ -20,7 +20,7 @@ from latemask.downstream.tasks import own_task
 from latemask.errors import Refusal
 from latemask.hf import export
 from latemask.hf.checksums import SUMS
-from latemask.hf.loading import load_masked_model
+from latemask.hf.loading import load_masked_model, load_tokenizer_of
 from latemask.model.pretrainer import Pretrainer
 from latemask.training import checkpoint
 from latemask.training.optimizer import load_optimizer_tensors, make_optimizer, optimizer_tensors
@@ -128,6 +128,26 @@ def test_folders_of_transformers(make, damage, tmp_path):
         with pytest.raises(Refusal) as refused:
             load_encoder(tmp_path)
         assert name in refused.value.found
+
+
+def test_what_is_no_encoder_is_refused(tmp_path):
+    """Such as a decoder, whose first token knows nothing of the others, and a model beside another one's tokenizer."""
+    from transformers import GPT2Config, GPT2Model, T5Config, T5Model
+
+    GPT2Model(GPT2Config(vocab_size=70, n_embd=32, n_layer=1, n_head=2)).save_pretrained(tmp_path / "gpt2")
+    T5Model(T5Config(vocab_size=70, d_model=32, d_kv=8, d_ff=48, num_layers=1, num_heads=4)).save_pretrained(
+        tmp_path / "t5"
+    )
+    for name, found in (("gpt2", "no token sees those after it"), ("t5", "an encoder with a decoder")):
+        with pytest.raises(Refusal, match=found):
+            load_encoder(tmp_path / name)
+    roberta(SPECIALS_1).save_pretrained(tmp_path / "roberta")
+    with pytest.raises(Refusal, match="a tokenizer of special tokens alone"):
+        load_tokenizer_of(tmp_path / "roberta")
+    byte_level().save(tmp_path / "roberta")
+    (tmp_path / "roberta" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(Refusal, match=r"ids up to \d+, and 70 rows"):
+        load_tokenizer_of(tmp_path / "roberta")
 
 
 SPECIALS_1 = replace(SPECIALS, bos=0, pad=1, eos=2, unk=3, mask=4)

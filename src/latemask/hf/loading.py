@@ -156,7 +156,9 @@ class Source:
         """See ``load_encoder``."""
         if self.step is not None:
             return checkpoint.read_encoder(self.step)
-        return TransformersEncoder(read_model(self.name, AutoModel)).eval()
+        encoder = TransformersEncoder(read_model(self.name, AutoModel)).eval()
+        _refuse_causal(self.name, encoder)
+        return encoder
 
     def pretrained(self) -> Pretrainer:
         """See ``load_pretrained``."""
@@ -186,7 +188,16 @@ class Source:
             found = AutoTokenizer.from_pretrained(self.name, **_options(self.name))
         if not found.is_fast:
             raise Refusal(self.name, type(found).__name__, "a tokenizer of the tokenizers library (tokenizer.json)")
-        return Tokenizer(found.backend_tokenizer, self.name)
+        tokenizer = Tokenizer(found.backend_tokenizer, self.name)
+        ids = tokenizer.library.get_vocab(with_added_tokens=False).values()
+        if set(ids) <= set(tokenizer.specials.ids):
+            raise Refusal(self.name, "a tokenizer of special tokens alone", "tokenizer.json beside the model")
+        with quiet(), refusing(self.name):
+            rows = AutoConfig.from_pretrained(self.name, **_options(self.name)).vocab_size
+        if max(ids) >= rows:
+            raise Refusal(self.name, f"a tokenizer with ids up to {max(ids)}, and {rows} rows of a token table",
+                          "the tokenizer that the model was trained with")  # fmt: skip
+        return tokenizer
 
 
 def load_encoder(folder: Path | str) -> Encoder | TransformersEncoder:
@@ -269,6 +280,8 @@ def read_model(name: str, kind: type[AutoModel] | type[AutoModelForMaskedLM]) ->
         _refuse_impossible(Path(name), config)
         if kind is AutoModelForMaskedLM:
             _refuse_other_than_masked(name, config)
+        elif getattr(config, "is_encoder_decoder", False):
+            raise Refusal(name, f"{config.model_type}, an encoder with a decoder", "an encoder alone")
         architecture = str((config.architectures or [""])[0])
         if kind is AutoModelForMaskedLM and architecture.endswith("Model"):
             raise Refusal(name, f"{architecture}, an encoder alone", "a model that fills masks",
@@ -298,6 +311,15 @@ def _refuse_other_than_masked(name: str, config: PretrainedConfig) -> None:
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING or getattr(config, "is_decoder", False):
         found = str((config.architectures or [config.model_type])[0])
         raise Refusal(name, f"{found}, no masked language model", "one such as BERT, RoBERTa, MPNet or ModernBERT")
+
+
+@torch.no_grad()
+def _refuse_causal(name: str, encoder: TransformersEncoder) -> None:
+    """Raise ``Refusal`` for a model whose first token is not told of the second: a decoder, whatever it is called."""
+    last = encoder.shape.vocabulary - 1
+    first = encoder(torch.tensor([[last, last - 1], [last, last - 2]]))[:, 0]
+    if last > 1 and torch.equal(first[0], first[1]):
+        raise Refusal(name, f"{encoder.model.config.model_type}, in which no token sees those after it", "an encoder")
 
 
 def _refuse_impossible(folder: Path, config: Any) -> None:
