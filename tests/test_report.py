@@ -333,6 +333,33 @@ def test_results_without_a_journal_and_single_files_count(tmp_path):
     assert "<h2>GLUE and SQuAD 2.0</h2>" in page
 
 
+def exported(result, parent, weights=""):
+    """``result`` as one of the export of a run, which no name of a run tells."""
+    model = {"folder": f"{parent}/export"} | ({"weights": weights} if weights else {})
+    return {**result, "model": model}
+
+
+def test_models_of_one_name_are_told_apart_and_a_guest_of_a_run_keeps_its_own(tmp_path):
+    shared = put(tmp_path / "export", exported(point("rte", 0.7), "a", "1"), exported(point("rte", 0.6), "b", "2"),
+                 exported(pairs("x", 0.8), "a"), exported(pairs("x", 0.7), "b"))  # fmt: skip
+    folders = read_folders([shared])
+    for table in (glue_table(folders), tasks_table(folders)):
+        assert table is not None
+        assert [row[0] for row in table.rows][:2] == ["a/export", "b/export"]
+        assert [str(row[1 if table.columns[1] == "RTE" else 3])[:4] for row in table.rows][:2] == ["70.0", "60.0"]
+    table = pairs_table(folders)
+    assert table is not None
+    assert table.columns[1:] == ("a/export", "b/export")
+    again = put(tmp_path / "again", exported(point("rte", 0.7), "a", "1"), exported(point("rte", 0.6), "a", "2"))
+    table = glue_table(read_folders([again]))
+    assert table is not None
+    assert [row[0] for row in table.rows][:2] == ["a/export (1)", "a/export (2)"]
+    run = put(write_journal(tmp_path / "x"), point("rte", 0.7), exported(point("rte", 0.6), "a", "1"))
+    table = glue_table(read_folders([run]))
+    assert table is not None
+    assert {str(row[0]): str(row[1])[:4] for row in table.rows[:2]} == {"x": "70.0", "export": "60.0"}
+
+
 def broken(value, where=""):
     """Every copy of a JSON value with one part missing, or of another type; and that part's name."""
     inside = value.items() if isinstance(value, dict) else list(enumerate(value)) if isinstance(value, list) else ()

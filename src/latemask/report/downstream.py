@@ -123,7 +123,31 @@ def labels(folders: Sequence[RunFolder], kinds: Sequence[str]) -> dict[int, str]
         results = [result for kind in kinds for result in folder.of(kind)]
         steps = {result["model"].get("step") for result in results}
         for result in results:
-            found[id(result)] = named(folder, result["model"], len(steps) > 1)
+            found[id(result)] = named(folder, result["model"], len(steps - {None}) > 1)
+    models = {id(result): result["model"] for folder in folders for kind in kinds for result in folder.of(kind)}
+    return _told_apart(
+        found,
+        models,
+        {
+            key: f"{model['run']}, step {model.get('step')}" if model.get("run") else str(model.get("folder"))
+            for key, model in models.items()
+        },
+    )
+
+
+def _told_apart(names: Mapping[int, str], models: Mapping[int, Mapping[str, Any]],
+                identities: Mapping[int, str]) -> dict[int, str]:  # fmt: skip
+    """Names of results by their ``id``: where models of several identities share one, those of no run are called by
+    their folder as it was given, and what then still shares a name by its identity too."""
+    found = dict(names)
+    for name in set(names.values()):
+        keys = [key for key, own in names.items() if own == name]
+        if len({identities[key] for key in keys}) == 1:
+            continue
+        called = {key: name if models[key].get("run") else str(models[key].get("folder") or name) for key in keys}
+        for key, own in called.items():
+            sharing = {identities[other] for other in keys if called[other] == own}
+            found[key] = own if len(sharing) == 1 else f"{own} ({identities[key]})"
     return found
 
 
@@ -131,7 +155,7 @@ def named(folder: RunFolder, model: Mapping[str, Any], says_step: bool) -> str:
     """A model's name in tables."""
     name, step = folder.name, model.get("step")
     own = model.get("run") or Path(str(model.get("folder", ""))).name
-    if own and own != folder.path.name and (not folder.lines or model.get("run")):
+    if own and own != folder.path.name:
         name = own
     return f"{name}, step {step:,}" if says_step and step is not None else name
 
@@ -142,9 +166,11 @@ def _models(found: Sequence[Entry]) -> dict[str, list[Entry]]:
     for entry in found:
         steps.setdefault(entry.folder.name, set()).add(entry.step)
     grouped: dict[str, list[Entry]] = {}
+    models = {id(entry): entry.model for entry in found}
+    names = {id(entry): named(entry.folder, entry.model, len(steps[entry.folder.name] - {None}) > 1) for entry in found}
+    names = _told_apart(names, models, {key: model["weights"] for key, model in models.items()})
     for entry in sorted(found, key=lambda entry: (entry.step or 0, _place(entry.task))):
-        name = named(entry.folder, entry.model, len(steps[entry.folder.name]) > 1)
-        grouped.setdefault(name, []).append(entry)
+        grouped.setdefault(names[id(entry)], []).append(entry)
     order = list(dict.fromkeys(entry.folder.name for entry in found))
     return dict(sorted(grouped.items(), key=lambda item: order.index(item[1][0].folder.name)))
 
