@@ -99,6 +99,8 @@ def test_any_minimal_pairs_are_read(tmp_path):
     assert len(read_pairs(tmp_path, first=1)[0]) == 2
     with pytest.raises(Refusal, match="yes"):
         read_pairs(tmp_path, good="yes")
+    with pytest.raises(Refusal, match="one field, 'no'"):
+        read_pairs(tmp_path, good="no", bad="no")
     empty = tmp_path / "empty"
     empty.mkdir()
     with pytest.raises(Refusal, match=r"no \.jsonl"):
@@ -107,6 +109,8 @@ def test_any_minimal_pairs_are_read(tmp_path):
 
 def test_sentences_that_cannot_be_scored_are_refused():
     model, tokenizer = masked_model()
+    with pytest.raises(Refusal, match=r"'': found no token"):
+        sentence_rows(["a", ""], Inputs(tokenizer, 48), False)
     with pytest.raises(Refusal, match="at most 48"):
         sentence_rows(["extraordinarily " * 20], Inputs(tokenizer, 48), False)
     with pytest.raises(Refusal, match="mask"):
@@ -181,6 +185,27 @@ def test_results_of_other_data_or_options_are_other_files(tmp_path, monkeypatch)
 def test_a_folder_as_out_is_refused_before_anything_is_run(tmp_path):
     with pytest.raises(Refusal, match=r"--out: found the folder .*; wanted the name of a \.json file"):
         evaluate(EvaluateOptions("no model", "blimp", "no data", out=str(tmp_path)))
+
+
+@pytest.mark.parametrize("field", ["first", "rows", "row_tokens", "batch_tokens"])
+def test_counts_below_1_are_refused_before_anything_is_run(field):
+    for count in (0, -1):
+        with pytest.raises(Refusal, match=rf"--{field.replace('_', '-')}: found {count}; wanted at least 1"):
+            evaluate(EvaluateOptions("no model", "blimp", "no data", **{field: count}))
+
+
+def test_an_out_that_lies_in_a_file_is_refused_before_anything_is_run(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refusal, match=r"--out: found .*file, a file"):
+        evaluate(EvaluateOptions("no model", "blimp", "no data", out=str(tmp_path / "file" / "x" / "out.json")))
+
+
+def test_models_of_one_name_write_two_files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_lines(tmp_path / "p.jsonl", [{"sentence_good": "a cat", "sentence_bad": "cat a"}])
+    for parent in ("a", "b", "a"):
+        evaluate(EvaluateOptions(str(roberta(tmp_path / parent / "same")), "blimp", str(tmp_path / "p.jsonl")))
+    assert len(list((tmp_path / "runs" / "same" / "downstream").glob("*.json"))) == 2
 
 
 def prepared(folder):

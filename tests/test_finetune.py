@@ -194,7 +194,7 @@ def test_batches_hold_every_row_once_and_little_padding(rows):
     batches = epoch_batches(lengths, 8, 64, seed=1, epoch=0)
     seen = np.concatenate([batch.rows[batch.weight > 0] for batch in batches])
     assert sorted(seen) == list(range(rows))
-    assert all(len(batch.rows) == 8 and lengths[batch.rows].max() <= batch.width <= 64 for batch in batches)
+    assert all(len(batch.rows) == min(8, rows) and lengths[batch.rows].max() <= batch.width <= 64 for batch in batches)
     if rows == 1000:
         assert sum(batch.width * 8 for batch in batches) < 1.2 * lengths.sum()
         again = epoch_batches(lengths, 8, 64, seed=1, epoch=0)
@@ -397,6 +397,62 @@ def test_the_folder_is_the_queue(folders, tmp_path, capsys):
         timed |= {"train_seconds": 0, "examples_per_second": 0}
         timed["history"] = [{**entry, "seconds_so_far": 0} for entry in timed["history"]]
     assert again == result
+
+
+def test_another_question_of_the_same_data_is_another_point(folders, tmp_path, capsys):
+    folder, _ = folders
+    short = {"epochs": 1, "seeds": 1}
+    finetune(options_of(folder, tmp_path, **short))
+    [_, row] = finetune(options_of(folder, tmp_path, **short, metrics=("matthews",)))
+    assert row["metric"] == "matthews"
+    for name in ("train", "dev"):
+        held = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        (tmp_path / f"{name}.jsonl").write_text("".join(
+            json.dumps({"a": one["text"], "b": "a cat", "score": float(one["animal"] == "cat")}) + "\n"
+            for one in held))  # fmt: skip
+    numbers = {**short, "data": str(tmp_path), "texts": ("a", "b"), "label": "score"}
+    for kind in ("regression", "similarity"):
+        finetune(options_of(folder, tmp_path / "numbers", **numbers, kind=kind))
+    done = [json.loads(path.read_text()) for path in (tmp_path / "numbers").glob("own-*.json")]
+    assert {result["task_kind"] for result in done} == {"regression", "similarity"}
+    capsys.readouterr()
+    finetune(options_of(folder, tmp_path, **short, save=True))
+    assert "--save: 1 of 1 points were done before without it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", "null", '{"kind": "finetune"}'])
+def test_a_broken_result_of_a_point_is_refused_by_its_name(text, folders, tmp_path):
+    folder, _ = folders
+    options = options_of(folder, tmp_path, epochs=1, seeds=1)
+    finetune(options)
+    [point] = tmp_path.glob("own-*.json")
+    point.write_text(text)
+    with pytest.raises(Refusal, match=rf"{point.name}: .*Take it out of the folder and start again"):
+        finetune(options)
+    point.unlink()
+    assert finetune(options)[0]["runs"] == 1
+
+
+def test_a_model_that_diverges_is_a_degenerate_result(folders, tmp_path):
+    folder, _ = folders
+    for name in ("train", "dev"):
+        held = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
+        (tmp_path / f"{name}.jsonl").write_text("".join(
+            json.dumps(one | {"animal": float(one["animal"] == "cat")}) + "\n" for one in held))  # fmt: skip
+    wild = {"data": str(tmp_path), "epochs": 1, "seeds": 1, "learning_rate": 1e30}
+    for kind, metric in (("regression", "spearman"), ("classification", "accuracy")):
+        data = {} if kind == "regression" else {"data": str(folder)}
+        [row] = finetune(options_of(folder, tmp_path / kind, **(wild | data), kind=kind))
+        assert (row["metric"], row["degenerate"]) == (metric, 1)
+        [path] = (tmp_path / kind).glob("own-*.json")
+        assert any("outputs are not finite" in why for why in json.loads(path.read_text())["degenerate_because"])
+
+
+def test_a_batch_is_no_larger_than_its_data():
+    model = tiny_model()
+    settings = dataclasses.replace(FAST, batch_rows=1 << 40, epochs=1)
+    training = Bench(model, problem_of(model, settings=settings), settings, CPU).train(settings)
+    assert (training.updates, training.examples) == (1, 96)
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ def test_the_best_setting_is_the_one_with_the_best_median():
 def test_results_are_written_whole_and_read_back(tmp_path):
     write_json(tmp_path / "a.json", result(0.5, 0))
     write_json(tmp_path / "summary.json", {"kind": "other"})
-    assert read_results(tmp_path) == [json.loads(json.dumps(result(0.5, 0)))]
+    assert read_results(tmp_path) == {"a": json.loads(json.dumps(result(0.5, 0)))}
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(tmp_path / "b.json", {"score": float("nan")})
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "summary.json"]

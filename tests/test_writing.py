@@ -100,7 +100,7 @@ def test_a_point_of_a_queue_is_done_once_and_leaves_its_result_alone(tmp_path: P
     for place in every_kill(work, lambda place: None, tmp_path):
         work(place)
         assert names(place) == ["x.json"]
-        assert claims.read_results(place) == [{"kind": "finetune"}]
+        assert claims.read_results(place) == {"x": {"kind": "finetune"}}
 
 
 def test_a_signal_at_any_line_gives_a_claim_up(tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ def read_pairs(
     A pair's paradigm is its ``UID``, else the file's name; its field ``field``, else "all" (BLiMP spells one of its
     fields in two ways, with / and with _). ``first``: pairs a file.
     """
+    if good == bad:
+        raise Refusal("--good, --bad", f"one field, {good!r}", "the fields of two sentences")
     folder = data / "data" if (data / "data").is_dir() else data
     files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else [data]
     if not files:
@@ -61,11 +63,14 @@ def sentence_rows(
     sentences: Sequence[str], inputs: Inputs, whole_words: bool
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray] | None]:
     """Rows ``<s> sentence </s>``, the places that are scored (all but special tokens), and, for ``whole_words``, the
-    word of each place. Raises ``Refusal`` for a sentence longer than the model's row."""
+    word of each place. Raises ``Refusal`` for a sentence of no token, or longer than the
+    model's row."""
     before, after = (np.array(part, np.int32) for part in (inputs.frame.before, inputs.frame.after_single))
     rows, scored, words = [], [], []
     encodings = inputs.encodings(sentences) if whole_words else None
     for number, ids in enumerate(inputs.tokenizer.encode_batch(sentences)):
+        if not len(ids):
+            raise Refusal(repr(sentences[number][:60]), "no token", "a sentence that the model's tokenizer can read")
         if len(before) + len(ids) + len(after) > inputs.most_tokens:
             raise Refusal(
                 repr(sentences[number][:60]), f"{len(ids)} tokens", f"at most {inputs.most_tokens} with special ones"

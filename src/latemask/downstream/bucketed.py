@@ -37,7 +37,8 @@ def padded_width(longest: int, most: int) -> int:
 
 
 def epoch_batches(lengths: np.ndarray, batch_rows: int, most_tokens: int, seed: int, epoch: int) -> list[Batch]:
-    """Every row exactly once, in batches of ``batch_rows``."""
+    """Every row exactly once, in batches of ``batch_rows``, or of all rows where they are fewer."""
+    batch_rows = min(batch_rows, len(lengths))
     noise = np.random.default_rng([seed, epoch])
     order = noise.permutation(len(lengths))
     pool_rows = batch_rows * POOL_BATCHES

@@ -16,7 +16,7 @@ import re
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,24 @@ TOUCH_EVERY_SECONDS = 20.0
 STALE_AFTER_SECONDS = 300.0
 
 
-def read_results(folder: Path, kind: str = "finetune") -> list[dict[str, Any]]:
-    """Every result of ``kind`` in the folder, by file name. Raises ``Refusal`` for a JSON file that is none."""
-    results = []
+ANEW = "Take it out of the folder and start again: a point whose result it was is then done anew"
+
+
+def read_results(folder: Path, kind: str = "finetune", needed: Collection[str] = ()) -> dict[str, dict[str, Any]]:
+    """Every result of ``kind`` in the folder by its point's name, in the names' order.
+
+    Raises ``Refusal`` for a file that is no JSON, and for a result that lacks a field that is ``needed``.
+    """
+    results = {}
     for path in sorted(folder.glob("*.json")):
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise Refusal(path, f"an unreadable file ({type(error).__name__})", "a result in JSON") from None
+            raise Refusal(path, f"an unreadable file ({type(error).__name__})", "a result in JSON", ANEW) from None
         if isinstance(value, dict) and value.get("kind") == kind:
-            results.append(value)
+            if missing := [name for name in needed if name not in value]:
+                raise Refusal(path, f"no {missing[0]}", "this field", ANEW)
+            results[path.stem] = value
     return results
 
 

@@ -33,11 +33,10 @@ def run_evaluate(options: EvaluateOptions) -> None:
 
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Evaluate, print, write the JSON, and return what it holds. Raises ``Refusal`` for unusable models or data
-    and, before anything is run, for an ``out`` that is a folder."""
+    and, before anything is run, for counts below 1 and an ``out`` that is a folder or lies in a file."""
     from latemask.training.distributed import pick_device
 
-    if options.out and Path(options.out).is_dir():
-        raise Refusal("--out", f"the folder {options.out}", "the name of a .json file")
+    _check(options)
     device = pick_device()
     suites = {"blimp": _blimp, "masked-loss": _masked_loss, "similarity": _similarity, "finetuned": _finetuned}
     found = suites[options.suite](options, device)
@@ -59,20 +58,35 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     return result
 
 
+def _check(options: EvaluateOptions) -> None:
+    for name in ("first", "rows", "row_tokens", "batch_tokens"):
+        count = getattr(options, name)
+        if count is not None and count < 1:
+            raise Refusal(f"--{name.replace('_', '-')}", str(count), "at least 1")
+    out = Path(options.out)
+    if options.out and out.is_dir():
+        raise Refusal("--out", f"the folder {options.out}", "the name of a .json file")
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if options.out and not above.is_dir():
+        raise Refusal("--out", f"{above}, a file", "a folder to write into")
+
+
 def _file_name(options: EvaluateOptions, found: dict[str, Any]) -> str:
     step = found["model"].get("step")
     tuned = Path(options.model).resolve().name.removesuffix(".model") if options.suite == "finetuned" else ""
     words = [options.suite, tuned, "whole-words" if options.whole_words else "", "" if step is None else f"step-{step}"]
-    return "-".join(word for word in [*words, _question(options)] if word)
+    return "-".join(word for word in [*words, _question(options, step is not None)] if word)
 
 
-def _question(options: EvaluateOptions) -> str:
-    """A hash of what was asked of the model: of other data, or otherwise, is another result and another file."""
+def _question(options: EvaluateOptions, is_run: bool) -> str:
+    """A hash of what was asked, and of which model where its folder may be another's too (only a run's is its own): of
+    other data, or otherwise, is another result and another file."""
     asked = dataclasses.asdict(options)
-    for how in ("model", "out", "batch_tokens"):
+    for how in ("out", "batch_tokens", *(("model",) if is_run else ())):
         del asked[how]
-    if os.path.exists(options.data):
-        asked["data"] = os.path.realpath(options.data)
+    for name in ("data", "model"):
+        if name in asked and os.path.exists(asked[name]):
+            asked[name] = os.path.realpath(asked[name])
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
 
 
@@ -200,7 +214,7 @@ def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]
     from latemask.downstream.examples import numbered
     from latemask.downstream.finetune import predict
     from latemask.downstream.glue import read_development
-    from latemask.downstream.problem import TextProblem, left_out
+    from latemask.downstream.problem import TextProblem, evaluated, left_out
     from latemask.downstream.saving import load_finetuned, task_of
     from latemask.downstream.settings import Settings
 
@@ -214,7 +228,9 @@ def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]
     for line in left_out(problem.facts["data"]):
         console.warn(line)
     net.to(device)
-    evaluation = problem.evaluate(lambda rows: predict(net, rows, model.tokenizer.specials.pad, device, settings))
+    evaluation = evaluated(problem, lambda rows: predict(net, rows, model.tokenizer.specials.pad, device, settings))
+    if evaluation.broken:
+        console.warn(f"{options.model}: {evaluation.broken:,} outputs are not finite, and counted as zeros")
     for split, scores in evaluation.scores.items():
         console.say(f"{options.model}, {split}: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
     first = next(iter(evaluation.scores.values()))

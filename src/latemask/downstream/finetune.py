@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from latemask.downstream.bucketed import DeviceRows, epoch_batches, sorted_batches
 from latemask.downstream.heads import FineTuned
 from latemask.downstream.inputs import Inputs
-from latemask.downstream.problem import Evaluation, Problem, score_of
+from latemask.downstream.problem import Evaluation, Problem, evaluated, score_of
 from latemask.downstream.settings import Settings
 from latemask.downstream.stepper import Labels, Stepper, autocast
 from latemask.errors import Refusal
@@ -118,7 +118,7 @@ class Bench:
             raise ValueError("a bench trains points that differ only in rates, epochs, patience and seed")
         stepper, self.stepper.settings = self.stepper, settings
         stepper.begin(self.model.encoder.state_dict())
-        updates, done, padded, real = self.updates(settings), 0, 0, 0
+        updates, done, examples, padded, real = self.updates(settings), 0, 0, 0, 0
         history: list[dict[str, Any]] = []
         best: tuple[float, dict[str, Tensor], Evaluation] | None = None
         evaluation, worse, seconds = None, 0, 0.0
@@ -130,8 +130,9 @@ class Bench:
                 done += 1
                 advance(1)
                 counted = batch.rows[batch.weight > 0]
+                examples += len(counted)
                 real += int(self.lengths[counted].sum())
-                padded += batch.width * settings.batch_rows
+                padded += batch.width * len(batch.rows)
             self._synchronize()
             seconds += time.perf_counter() - begun
             evaluation = self.evaluate(settings)
@@ -154,14 +155,12 @@ class Bench:
             self.net.load_state_dict(best[1])
             evaluation = best[2]
         assert evaluation is not None
-        return Training(
-            evaluation, history, done, int(stepper.skipped), seconds, done * settings.batch_rows, 1 - real / padded
-        )
+        return Training(evaluation, history, done, int(stepper.skipped), seconds, examples, 1 - real / padded)
 
     def evaluate(self, settings: Settings) -> Evaluation:
         self.net.eval()
         try:
-            return self.problem.evaluate(lambda rows: self.predict(rows, settings))
+            return evaluated(self.problem, lambda rows: self.predict(rows, settings))
         finally:
             self.net.train()
 
@@ -224,6 +223,8 @@ def result_of(
         reasons.append("every prediction is the same")
     if score <= baseline + 1e-9:
         reasons.append("no better than the majority class")
+    if evaluation.broken:
+        reasons.append(f"{evaluation.broken:,} outputs are not finite, and counted as zeros")
     if training.skipped > training.updates / 2:
         reasons.append(f"{training.skipped} of {training.updates} updates had a gradient that is not finite")
     return {

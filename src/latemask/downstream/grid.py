@@ -102,18 +102,25 @@ def said(settings: Mapping[str, Any]) -> str:
             f"warm-up {settings['warmup_share']:g}") + "".join(others)  # fmt: skip
 
 
+NEEDED = ("model", "task", "data", "title", "metric", "subset", "settings", "scores", "score", "seed", "majority",
+          "degenerate", "train_seconds", "versions", "card")  # fmt: skip
+"""Fields of a result that ``summarize`` reads."""
+
+
 def summarize(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One entry for each model and task: its best setting by the median over seeds, with all that stands beside it.
+    """One entry for each model, task, data and metrics: its best setting by the median over seeds, with all that stands
+    beside it.
 
     Keys: model, task, data (fingerprint of each split), title, metric, subset, settings (of the best point), seeds
     {seed: score}, median, spread (min, max, deviation), scores (split -> metric -> median), majority, degenerate (how
     many of the seeds), points (settings tried), runs, seconds. A setting with fewer seeds than the most any has is not
     chosen.
     """
-    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for result in results:
         data = json.dumps({split: facts["fingerprint"] for split, facts in result["data"].items()}, sort_keys=True)
-        groups[result["model"]["weights"], result["task"], data].append(result)
+        asked = json.dumps([result.get("task_kind"), result["metric"], *map(sorted, result["scores"].values())])
+        groups[result["model"]["weights"], result["task"], data, asked].append(result)
     return [_summary(group) for _, group in sorted(groups.items(), key=lambda item: item[0])]
 
 

@@ -112,6 +112,10 @@ def masked_loss(
     shape = Shape(depth=1, width=4, heads=1, feedforward=4, row_tokens=row_tokens, vocabulary=tokenizer.vocabulary,
                   specials=tokenizer.specials)  # fmt: skip
     masking = Masking(rate=rate)
+    if masking.masked_tokens(row_tokens) < 1:
+        raise Refusal("--rate", f"{rate:g} of rows of {row_tokens} tokens: no masked token", "one or more in each row")
+    if len(stream.tokens) < row_tokens - 1:
+        raise Refusal("--data", f"{len(stream.tokens)} tokens", f"{row_tokens - 1} for one row", "Lower --row-tokens")
     held = ValidationBatches(Rows(stream, shape, masking.masked_tokens(row_tokens), "data"), masking, rows)
     sums = np.zeros((len(source_names) + 1, 2))
     characters = 0

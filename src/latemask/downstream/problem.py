@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -17,6 +19,7 @@ from latemask.downstream.inputs import Inputs
 from latemask.downstream.metrics import METRICS, span_f1
 from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import Task
+from latemask.errors import Refusal
 
 Predict = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 """Rows of ids -> the model's output for each: [C], [] , [tokens, C] or [D], fp32."""
@@ -32,6 +35,8 @@ class Evaluation:
     """Whether every prediction was the same."""
     files: dict[str, Any] = field(default_factory=dict)
     """Predictions to keep, by file name: JSON."""
+    broken: int = 0
+    """Outputs of the model that were not finite: zeros stand in their place."""
 
 
 def left_out(data: dict[str, dict[str, Any]]) -> list[str]:
@@ -41,6 +46,22 @@ def left_out(data: dict[str, dict[str, Any]]) -> list[str]:
         for held in data.values()
         if held["refused"]
     ]
+
+
+def evaluated(problem: Problem, predict: Predict) -> Evaluation:
+    """``problem.evaluate``, also of a model that has diverged: outputs that are not finite are zeros, and counted."""
+    broken = 0
+
+    def finite(rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        nonlocal broken
+        outputs = predict(rows)
+        wrong = [number for number, output in enumerate(outputs) if not np.isfinite(output).all()]
+        for number in wrong:
+            outputs[number] = np.nan_to_num(outputs[number], nan=0.0, posinf=0.0, neginf=0.0)
+        broken += len(wrong)
+        return outputs
+
+    return dataclasses.replace(problem.evaluate(finite), broken=broken)
 
 
 class Problem(Protocol):
@@ -95,8 +116,7 @@ class TextProblem:
             facts[split] = held.summary() | {"cut": inputs.cut - before}
             if split == "train":
                 if task.kind == "regression":
-                    values = np.array(held.labels, np.float64)
-                    self.centre, self.spread = float(values.mean()), float(values.std()) or 1.0
+                    self.centre, self.spread = _scale(held)
                 self.train_rows, self.train_labels = rows, self._numbers(held, rows, firsts)
             else:
                 self.dev_rows[split] = rows, firsts
@@ -184,6 +204,18 @@ class TextProblem:
             )
             result[split] = self._scored(constant, held.labels)
         return result
+
+
+def _scale(train: Examples) -> tuple[float, float]:
+    """Mean and deviation (1 for 0) of the training numbers."""
+    values = np.array(train.labels, np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        centre, spread = float(values.mean()), float(values.std())
+    if not math.isfinite(centre) or not math.isfinite(spread):
+        raise Refusal(
+            train.source, f"labels from {values.min():g} to {values.max():g}", "numbers with a finite deviation"
+        )
+    return centre, spread or 1.0
 
 
 def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:

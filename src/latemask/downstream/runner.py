@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from latemask import console
-from latemask.downstream.claims import being_done, claimed, is_done, read_results
+from latemask.downstream.claims import ANEW, being_done, claimed, is_done, read_results
 from latemask.downstream.glue import HUB, HUB_SPLITS
-from latemask.downstream.grid import DIMENSIONS, LARGE_FROM_WIDTH, point_name, points_of, said, summarize
+from latemask.downstream.grid import DIMENSIONS, LARGE_FROM_WIDTH, NEEDED, point_name, points_of, said, summarize
 from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.settings import Settings
@@ -50,7 +50,17 @@ def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
     unfinished = [name for name in names if not is_done(out, name)]
     for name in unfinished:
         console.warn(f"{name}: {'being done by another process' if being_done(out, name) else 'not done'}")
-    summary = summarize(read_results(out))
+    for flag, is_asked, ending in (("--save", options.save, "model"), ("--predictions", options.predictions, "files")):
+        lacking = [
+            name for name in names if is_asked and is_done(out, name) and not (out / f"{name}.{ending}").is_dir()
+        ]
+        if lacking:
+            console.warn(f"{flag}: {len(lacking)} of {len(names)} points were done before without it; delete their "
+                         f"JSON, such as {lacking[0]}.json, to have them done anew")  # fmt: skip
+    results = read_results(out, needed=NEEDED)
+    if broken := [name for name in names if is_done(out, name) and name not in results]:
+        raise Refusal(out / f"{broken[0]}.json", "no result of a fine-tuning", "one, for it is named as one", ANEW)
+    summary = summarize(results.values())
     write_json(out / SUMMARY, {"kind": "finetune-summary", "tasks": summary})
     print_summary(summary, out)
     return summary
@@ -179,6 +189,8 @@ def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
         identity = {"weights": model.facts["weights"], "tokenizer": model.facts["tokenizer"], "data": prints}
         if problem.task.kind == "span":
             identity["null_threshold"] = options.null_threshold
+        elif problem.task.name not in GLUE:  # of a task of one's own the name says nothing
+            identity |= {"kind": task.kind, "metrics": task.metrics, "labels": problem.task.labels}
         # Points that share a bench come one after the other.
         points = sorted(
             points_of(task, options.grid, size, base, fixed, options.seeds), key=lambda point: point.batch_rows

@@ -64,7 +64,7 @@ class Settings(Typed):
         require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "0 or more")
         require(all(0 <= beta < 1 for beta in self.betas), "betas", self.betas, "0 <= beta < 1")
         require(self.epsilon > 0, "epsilon", self.epsilon, "more than 0")
-        require(self.seed >= 0, "seed", self.seed, "0 or more")
+        require(0 <= self.seed < 2**63, "seed", self.seed, "0 or more, less than 2^63")
         for name in ("clip_norm", "patience", "train_rows"):
             value = getattr(self, name)
             require(value is None or value > 0, name, value, "more than 0, or none")

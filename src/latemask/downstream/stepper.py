@@ -56,8 +56,9 @@ class Stepper:
         self.compiles = settings.compile == "on" or (
             settings.compile == "auto" and self.is_cuda and updates >= COMPILE_FROM_UPDATES
         )
-        self.numbers = torch.zeros(settings.batch_rows, dtype=torch.int64, device=device)
-        self.weight = torch.zeros(settings.batch_rows, device=device)
+        batch_rows = min(settings.batch_rows, len(rows) // (2 if model.kind == "similarity" else 1))
+        self.numbers = torch.zeros(batch_rows, dtype=torch.int64, device=device)
+        self.weight = torch.zeros(batch_rows, device=device)
         self.casts: Casts | None = None
         """Of products in bf16."""
         if in_bf16(device, settings):
