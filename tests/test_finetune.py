@@ -420,6 +420,18 @@ def test_another_question_of_the_same_data_is_another_point(folders, tmp_path, c
     assert "--save: 1 of 1 points were done before without it" in capsys.readouterr().err
 
 
+def test_a_development_file_that_training_has_seen_is_said(folders, tmp_path, capsys):
+    folder, _ = folders
+    lines = (folder / "train.jsonl").read_text().splitlines()
+    for rows, name in ((lines[5:20], "part.jsonl"), ([*lines[5:20], '{"text": "new", "animal": "cat"}'], "more.jsonl")):
+        (tmp_path / name).write_text("\n".join(rows) + "\n")
+        dev = str(tmp_path / name)
+        finetune(options_of(folder, tmp_path / "out", dev=dev, epochs=1, seeds=1))
+        assert ("every row is in the training data too" in capsys.readouterr().err) == (name == "part.jsonl")
+    found = [json.loads(path.read_text())["data"]["dev"] for path in (tmp_path / "out").glob("own-*.json")]
+    assert sorted((dev["in_training"], dev["read"]) for dev in found) == [(15, 15), (15, 16)]
+
+
 @pytest.mark.parametrize("text", ["", "{", "{}", "null", '{"kind": "finetune"}'])
 def test_a_broken_result_of_a_point_is_refused_by_its_name(text, folders, tmp_path):
     folder, _ = folders

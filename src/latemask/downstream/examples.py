@@ -46,6 +46,10 @@ class Examples:
             digest.update(json.dumps([texts, label], ensure_ascii=True).encode() + b"\n")
         return digest.hexdigest()[:16]
 
+    def hashes(self) -> list[int]:
+        """A number for each example, the same in this process for the same texts and label."""
+        return [hash(repr(example)) for example in zip(self.texts, self.labels, strict=True)]
+
     def summary(self) -> dict[str, Any]:
         """What a result says of its data."""
         return {"source": self.source, "rows": self.physical_rows, "read": len(self), "refused": len(self.refused),

@@ -40,8 +40,14 @@ class Evaluation:
 
 
 def left_out(data: dict[str, dict[str, Any]]) -> list[str]:
-    """A line for each split (``Problem.facts["data"]``) whose file has rows that were refused, with the first."""
-    return [
+    """A line for each split (``Problem.facts["data"]``) whose file has rows that were refused, with the first, and for
+    one that training has seen all of."""
+    seen = [
+        f"{held['source']}: every row is in the training data too, so that its scores say nothing of other text"
+        for held in data.values()
+        if held.get("in_training") == held["read"]
+    ]
+    return seen + [
         f"{held['source']}: {held['refused']:,} of {held['rows']:,} rows left out, such as {held['first_refusals'][0]}"
         for held in data.values()
         if held["refused"]
@@ -109,7 +115,8 @@ class TextProblem:
         self.dev_rows: dict[str, tuple[list[np.ndarray], list[list[int]]]] = {}
         self.train_rows: list[np.ndarray] = []
         self.train_labels = np.empty(0, np.int64)
-        facts = {}
+        facts: dict[str, dict[str, Any]] = {}
+        known = set(splits["train"].hashes()) if "train" in splits else set()
         for split, held in splits.items():
             before = inputs.cut
             rows, firsts = self._rows(held)
@@ -120,6 +127,8 @@ class TextProblem:
                 self.train_rows, self.train_labels = rows, self._numbers(held, rows, firsts)
             else:
                 self.dev_rows[split] = rows, firsts
+                if known:
+                    facts[split]["in_training"] = sum(one in known for one in held.hashes())
         subset = task.subset({split: len(held) for split, held in splits.items()})
         if "train" in splits and len(splits["train"]) < len(examples["train"]):
             subset = {"train": f"{len(splits['train']):,} of {len(examples['train']):,}"} | subset
