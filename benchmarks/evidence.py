@@ -8,10 +8,14 @@ A study is data: trials (a recipe and flags) and measures (commands on a trained
 command in a process of its own on one card; its log lies in ``OUT/logs/``. A job that is done is not done again, and
 each command goes on where it was stopped: the same line again after ``--stop-after`` seconds, a kill or a reboot
 continues. ``OUT/evidence.tar.gz`` always holds every journal, score and figure so far, without weights.
+
+Fine-tuned models are ranked on the held-out texts of their task, as in MAE-LM Table 3, a pair as one text
+(``OUT/held-out-TASK.jsonl``).
 """
 
 from __future__ import annotations
 
+import glob
 import itertools
 import json
 import os
@@ -30,6 +34,9 @@ from typing import Literal
 import tyro
 from refusals import program
 
+from latemask.downstream.glue import read_task
+from latemask.downstream.squad import read_squad
+from latemask.downstream.tasks import GLUE
 from latemask.errors import Refusal
 from latemask.recipes import recipe
 from latemask.training.checkpoint import step_name
@@ -37,14 +44,16 @@ from latemask.writing import write_json
 
 KEPT = (".json", ".jsonl", ".svg", ".log", ".html", ".md")
 """What comes home of a run folder."""
-LEFT = ("tokenizer.json", "nbest", "predictions")
+LEFT = ("tokenizer.json", "nbest", "predictions", "held-out")
 """What does not, by a part of its name."""
 MOST_BYTES = 8_000_000
+SAVED = "*.model"
+"""The fine-tuned model in a folder of results."""
 STOPPED = 75
 """Exit status of a command that was told to stop and can go on."""
 
 Study = Literal["real-text", "real-text-rotary", "objectives", "masks", "delta", "three-ml", "time"]
-Measure = Literal["blimp", "masked-loss", "rank", "theory", "glue", "squad", "finetuned-rank"]
+Measure = Literal["blimp", "masked-loss", "rank", "theory", "glue", "squad", "rank-mnli", "rank-squad2"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +121,7 @@ class Job:
 
     name: str
     command: tuple[str, ...]
+    """A word that ends in ``SAVED`` stands for what is there when the job begins."""
     after: str | None = None
     stop_at_seconds: float | None = None
 
@@ -161,7 +171,7 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
             for seed in options.seeds
             for system in ("mlm", "mae_lm")
             for name in (f"{system}_{size}",)
-        ], ("blimp", "masked-loss", "rank", "glue", "squad", "finetuned-rank")
+        ], ("blimp", "masked-loss", "rank", "glue", "squad", "rank-mnli", "rank-squad2")
     size = options.size or ("small" if study in ("masks", "delta") else "base")
     tokens = options.tokens or (250_000_000 if study == "time" else 100_000_000)
     if study == "masks":
@@ -219,28 +229,53 @@ def jobs_of(options: Options) -> list[Job]:
         jobs.append(Job(trial.name, pretrain, stop_at_seconds=trial.stop_at_seconds))
         models = [(f",step={step}", run / step_name(step)) for step in trial.steps] or [("", run)]
         for (label, model), (turn, measure) in itertools.product(models, enumerate(measures)):
-            if command := _measure(measure, str(model), options):
-                later.append((turn, Job(f"{trial.name}{label}/{measure}", (*latemask, *command), trial.name)))
+            after = trial.name
+            for name, command in _commands(measure, str(model), options):
+                job = Job(f"{trial.name}{label}/{name}", (*latemask, *command), after)
+                later.append((turn, job))
+                after = job.name
     return jobs + [job for _, job in sorted(later, key=lambda pair: pair[0])]
 
 
-def _measure(measure: Measure, model: str, options: Options) -> tuple[str, ...]:
-    """The command of a measure; empty where its data is not given."""
+def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str, tuple[str, ...]]]:
+    """The commands of a measure, each after the one before; none where its data is not given."""
     tuned = ("--seeds", str(options.finetuning_seeds), "--parallel", str(options.parallel))
+    squad = ("--task", "squad2", "--data", str(options.squad), "--train", "mini-train-v2.0.json",
+             "--dev", "mini-dev-v2.0.json")  # fmt: skip
     if measure == "blimp" and options.blimp:
-        return ("evaluate", model, "--suite", "blimp", "--data", str(options.blimp), "--precision", "bf16")
+        return [(measure, ("evaluate", model, "--suite", "blimp", "--data", str(options.blimp), "--precision", "bf16"))]
     if measure == "masked-loss":
-        return ("evaluate", model, "--suite", "masked-loss", "--data", str(options.data))
+        return [(measure, ("evaluate", model, "--suite", "masked-loss", "--data", str(options.data)))]
     if measure in ("rank", "theory"):
-        return (measure, model, "--data", str(options.data))
+        return [(measure, (measure, model, "--data", str(options.data)))]
     if measure == "glue" and options.glue:
-        return ("finetune", model, "--task", *options.tasks, "--data", str(options.glue), *tuned)
+        return [(measure, ("finetune", model, "--task", *options.tasks, "--data", str(options.glue), *tuned))]
     if measure == "squad" and options.squad:
-        return ("finetune", model, "--task", "squad2", "--data", str(options.squad), *tuned,
-                "--train", "mini-train-v2.0.json", "--dev", "mini-dev-v2.0.json")  # fmt: skip
-    if measure == "finetuned-rank" and options.glue:
-        return ("finetune", model, "--task", "mnli", "--data", str(options.glue), "--save", "--out", f"{model}/saved")
-    return ()
+        return [(measure, ("finetune", model, *squad, *tuned))]
+    task = measure.removeprefix("rank-")
+    flags = {"rank-mnli": ("--task", "mnli", "--data", str(options.glue)), "rank-squad2": squad}.get(measure)
+    if flags is None or not (options.squad if task == "squad2" else options.glue):
+        return []
+    saved, text = f"{model}/saved-{task}", options.out / f"held-out-{task}.jsonl"
+    return [
+        (f"save-{task}", ("finetune", model, *flags, "--save", "--out", saved)),
+        (measure, ("rank", f"{saved}/{SAVED}", "--data", str(text), "--out", f"{model}/rank-{task}.json")),
+    ]
+
+
+def write_texts(options: Options) -> None:
+    """The held-out texts of MNLI (matched) and of SQuAD, a pair as one text."""
+    texts: dict[str, list[str]] = {}
+    if options.glue:
+        _, splits = read_task(GLUE["mnli"], options.glue)
+        matched = next(held for split, held in splits.items() if split != "train")
+        texts["mnli"] = [" ".join(pair) for pair in matched.texts]
+    if options.squad:
+        squad = read_squad(options.squad / "mini-dev-v2.0.json")
+        texts["squad2"] = [f"{one.text} {squad.paragraphs[one.paragraph]}" for one in squad.questions]
+    for task, lines in texts.items():
+        path = options.out / f"held-out-{task}.jsonl"
+        path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8")
 
 
 class Cards:
@@ -287,10 +322,11 @@ class Cards:
             return 0
         started, stops_at = time.monotonic(), job.stop_at_seconds
         print(f"card {card}: {job.name}", flush=True)
+        command = said_in_full(job.command)
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(card), "PYTHONUNBUFFERED": "1"}
         with open(self.out / "logs" / f"{label}.log", "ab") as log:
             while True:
-                process = subprocess.Popen(job.command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+                process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
                 told = False
                 while process.poll() is None:
                     if self.is_over() and not told:
@@ -308,6 +344,11 @@ class Cards:
             write_json(note, {"kind": "job", "name": job.name, "command": list(job.command[1:]), "card": card,
                               "seconds": seconds})  # fmt: skip
         return process.returncode
+
+
+def said_in_full(command: Sequence[str]) -> list[str]:
+    """The command with what is there now in place of ``SAVED``."""
+    return [found for word in command for found in (glob.glob(word) if word.endswith(SAVED) else [word])]
 
 
 def collect(out: Path) -> Path:
@@ -334,6 +375,7 @@ def main() -> None:
 
     for name in ("jobs", "logs"):
         (options.out / name).mkdir(parents=True, exist_ok=True)
+    write_texts(options)
     cards = Cards(jobs_of(options), options.out, is_over)
     workers = [threading.Thread(target=cards.work, args=(card,)) for card in options.cards]
     for worker in workers:

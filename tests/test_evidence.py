@@ -89,3 +89,37 @@ def test_a_job_told_to_stop_in_the_middle_is_gone_on_with(tmp_path):
     cards.work(0)
     assert cards.done == {"a"}
     assert (tmp_path / "file").exists()
+
+
+def test_fine_tuned_models_are_ranked_on_the_held_out_texts_of_their_task(tmp_path):
+    """After their fine-tuning, whose model is found when the job begins."""
+    jobs = {job.name: job for job in evidence.jobs_of(options("objectives", tmp_path, seeds=(4,)))}
+    for task in ("mnli", "squad2"):
+        saves, ranks = jobs[f"mlm,seed=4/save-{task}"], jobs[f"mlm,seed=4/rank-{task}"]
+        assert (saves.after, ranks.after) == ("mlm,seed=4", saves.name)
+        assert "--save" in saves.command
+        saved = Path(saves.command[saves.command.index("--out") + 1])
+        (saved / "x.model").mkdir(parents=True)
+        (saved / "x.json").touch()
+        assert evidence.said_in_full(ranks.command)[4] == str(saved / "x.model")
+        assert ranks.command[ranks.command.index("--data") + 1] == str(tmp_path / "out" / f"held-out-{task}.jsonl")
+    assert evidence.said_in_full(("a*", "*.py")) == ["a*", "*.py"]
+
+
+def test_held_out_texts_are_the_task_s_pairs_each_as_one_text(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "MNLI").mkdir()
+    for split in ("train", "dev_matched", "dev_mismatched"):
+        lines = [f"index\tsentence1\tsentence2\tgold_label\n0\t{split} one\ttwo é\tneutral\n"]
+        (tmp_path / "MNLI" / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
+    asked = [
+        {"id": str(number), "question": f"which {number}?", "answers": [], "is_impossible": True} for number in (1, 2)
+    ]
+    article = {"title": "t", "paragraphs": [{"context": "A text.\nOf two lines.", "qas": asked}]}
+    (tmp_path / "mini-dev-v2.0.json").write_text(json.dumps({"version": "v2.0", "data": [article]}))
+    evidence.write_texts(options("objectives", tmp_path))
+    files = {task: (tmp_path / "out" / f"held-out-{task}.jsonl").read_text(encoding="utf-8").splitlines()
+             for task in ("mnli", "squad2")}  # fmt: skip
+    texts = {task: [json.loads(line)["text"] for line in lines] for task, lines in files.items()}
+    assert texts["mnli"] == ["dev_matched one two é"]
+    assert texts["squad2"] == [f"which {number}? A text.\nOf two lines." for number in (1, 2)]
