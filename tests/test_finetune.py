@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from latemask.config import replace
+from latemask.downstream import stepper
 from latemask.downstream.bucketed import DeviceRows, epoch_batches, sorted_batches
 from latemask.downstream.casts import Casts, used_once
 from latemask.downstream.examples import Examples
 from latemask.downstream.finetune import Bench, Model, result_of
+from latemask.downstream.grid import points_of
 from latemask.downstream.heads import NO_LABEL, FineTuned, losses
 from latemask.downstream.inputs import Frame, Inputs, longest_first
 from latemask.downstream.options import FinetuneOptions
@@ -561,6 +563,33 @@ def test_unusable_options_are_refused(folders, tmp_path):
         with pytest.raises(Refusal, match=found):
             finetune(options_of(folder, tmp_path, **changes))
     assert not list(tmp_path.glob("*.claim*"))
+
+
+def test_compiling_pays_by_all_the_updates_that_a_process_makes(folders, tmp_path, monkeypatch):
+    """A bench is told of the updates of all its points, and whether another one of this process has compiled."""
+    folder, _ = folders
+    told = []
+
+    class Told(stepper.Stepper):
+        def __init__(self, *parts):
+            told.append(parts[-1])
+            super().__init__(*parts)
+            self.compiles = len(told) > 1
+
+    def points(*parts):
+        found = points_of(*parts)
+        return [dataclasses.replace(point, batch_rows=rows) for rows in (8, 16, 32) for point in found]
+
+    monkeypatch.setattr("latemask.downstream.finetune.Stepper", Told)
+    monkeypatch.setattr("latemask.downstream.runner.points_of", points)
+    finetune(options_of(folder, tmp_path, seeds=2, epochs=1, batch_rows=None))
+    assert told == [2 * 64 / 8, 2 * 64 / 16, float("inf")]
+    few, many = stepper.COMPILE_FROM_UPDATES - 1, stepper.COMPILE_FROM_UPDATES
+    for compiled, is_cuda, updates, wanted in (
+        ("auto", True, few, False), ("auto", True, many, True), ("auto", True, float("inf"), True),
+        ("auto", False, float("inf"), False), ("on", False, few, True), ("off", True, many, False),
+    ):  # fmt: skip
+        assert stepper.pays(dataclasses.replace(FAST, compile=compiled), is_cuda, updates) == wanted
 
 
 def test_benches_have_encoders_of_their_own():

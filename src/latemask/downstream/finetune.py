@@ -89,9 +89,13 @@ def weights_fingerprint(tensors: dict[str, Tensor]) -> str:
 
 
 class Bench:
-    """Model, problem and stepper on a device, kept for the points that differ only in rates, epochs and seed."""
+    """Model, problem and stepper on a device, kept for the points that differ only in rates, epochs and seed.
 
-    def __init__(self, model: Model, problem: Problem, settings: Settings, device: torch.device):
+    ``points``: how many it is to train; infinity where this process has compiled the encoder before, which makes
+    compiling it again nearly free.
+    """
+
+    def __init__(self, model: Model, problem: Problem, settings: Settings, device: torch.device, points: float = 1):
         self.model, self.problem, self.device = model, problem, device
         self.key = bench_key(settings)
         rows = DeviceRows(problem.train_rows, model.tokenizer.specials.pad, device)
@@ -107,7 +111,7 @@ class Bench:
                              model.type_token()).to(device)  # fmt: skip
         values = torch.from_numpy(problem.train_labels).to(device)
         labels = Labels(values, rows if problem.task.kind == "tokens" else None)
-        self.stepper = Stepper(self.net, rows, labels, settings, device, self.updates(settings))
+        self.stepper = Stepper(self.net, rows, labels, settings, device, points * self.updates(settings))
 
     def updates(self, settings: Settings) -> int:
         return settings.epochs * -(-self.examples // settings.batch_rows)

@@ -79,7 +79,7 @@ class FinetuneOptions:
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 on GPUs that have it."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """torch.compile; auto: on CUDA, from 4,000 updates on."""
+    """torch.compile; auto: on CUDA, where a process has 4,000 updates of a task before it or has compiled already."""
     graphs: Literal["auto", "on", "off"] = "auto"
     """CUDA graphs; auto: on CUDA."""
     parallel: int = 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import os
 import signal
@@ -180,7 +181,7 @@ def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
     width = int(model.encoder.shape.width)  # type: ignore[union-attr,arg-type]
     size = ("large" if width >= LARGE_FROM_WIDTH else "base") if options.size == "auto" else options.size
     base, fixed = base_settings(options)
-    names = []
+    names, has_compiled = [], False
     for task in tasks_of(options):
         problem, bench = make_problem(task, options, model, base), None
         for line in left_out(problem.facts["data"]) if place == 0 else ():
@@ -203,7 +204,10 @@ def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
                     continue
                 if bench is None or bench.key != bench_key(settings):
                     bench = None  # its memory goes before the next one's comes
-                    bench = Bench(model, problem, settings, device)
+                    alike = sum(bench_key(point) == bench_key(settings) for point in points)
+                    bench = Bench(model, problem, settings, device,
+                                  math.inf if has_compiled else alike / options.parallel)  # fmt: skip
+                    has_compiled |= bench.stepper.compiles
                 with _progress(name, bench.updates(settings), options.parallel == 1) as advance:
                     training = bench.train(settings, advance)
                 result = result_of(model, problem, settings, training, device)

@@ -26,7 +26,12 @@ from latemask.training.distributed import has_bf16
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All but cuDNN, whose gradient is NaN with a mask at some lengths (pytorch/pytorch#196678)."""
 COMPILE_FROM_UPDATES = 4000
-"""From so many updates on, compiling pays for itself."""
+"""From so many updates of a process on, compiling pays for itself."""
+
+
+def pays(settings: Settings, is_cuda: bool, updates: float) -> bool:
+    """Whether blocks are compiled where a process has so many updates before it."""
+    return settings.compile == "on" or (settings.compile == "auto" and is_cuda and updates >= COMPILE_FROM_UPDATES)
 
 
 class Labels:
@@ -47,15 +52,13 @@ class Stepper:
     """Model, optimizer and the data on one device. ``step`` never waits for the device."""
 
     def __init__(self, model: FineTuned, rows: DeviceRows, labels: Labels, settings: Settings, device: torch.device,
-                 updates: int):  # fmt: skip
+                 updates: float):  # fmt: skip
         self.model, self.rows, self.labels, self.settings, self.device = model, rows, labels, settings, device
         self.is_cuda = device.type == "cuda"
         self.uses_graphs = self.is_cuda and settings.graphs != "off"
         if settings.graphs == "on" and not self.is_cuda:
             raise Refusal("--graphs", f"on, on {device.type}", "a CUDA GPU")
-        self.compiles = settings.compile == "on" or (
-            settings.compile == "auto" and self.is_cuda and updates >= COMPILE_FROM_UPDATES
-        )
+        self.compiles = pays(settings, self.is_cuda, updates)
         batch_rows = min(settings.batch_rows, len(rows) // (2 if model.kind == "similarity" else 1))
         self.numbers = torch.zeros(batch_rows, dtype=torch.int64, device=device)
         self.weight = torch.zeros(batch_rows, device=device)
