@@ -63,8 +63,7 @@ def sentence_rows(
     sentences: Sequence[str], inputs: Inputs, whole_words: bool
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray] | None]:
     """Rows ``<s> sentence </s>``, the places that are scored (all but special tokens), and, for ``whole_words``, the
-    word of each place. Raises ``Refusal`` for a sentence of no token, or longer than the
-    model's row."""
+    word of each place. Raises ``Refusal`` for a sentence of no token, or longer than the model's row."""
     before, after = (np.array(part, np.int32) for part in (inputs.frame.before, inputs.frame.after_single))
     rows, scored, words = [], [], []
     encodings = inputs.encodings(sentences) if whole_words else None
