@@ -29,6 +29,7 @@ from latemask.downstream.tasks import own_task
 from latemask.errors import Refusal
 from latemask.model.encoder import Encoder
 from latemask.recipes import recipe
+from latemask.writing import write_json
 from trained import byte_level, write_run
 
 CPU = torch.device("cpu")
@@ -563,6 +564,23 @@ def test_unusable_options_are_refused(folders, tmp_path):
         with pytest.raises(Refusal, match=found):
             finetune(options_of(folder, tmp_path, **changes))
     assert not list(tmp_path.glob("*.claim*"))
+
+
+def test_results_that_are_gone_when_the_work_is_done_are_an_error(folders, tmp_path, monkeypatch):
+    from latemask.downstream import runner
+
+    def writes_and_loses(path, value):
+        write_json(path, value)
+        if path.name.startswith("own-") and "-s1-" in path.name:
+            path.unlink()
+
+    folder, _ = folders
+    monkeypatch.setattr(runner, "write_json", writes_and_loses)
+    with pytest.raises(Refusal, match="1 of 2 points without a result"):
+        finetune(options_of(folder, tmp_path, seeds=2, epochs=1))
+    monkeypatch.undo()
+    [row] = finetune(options_of(folder, tmp_path, seeds=2, epochs=1))
+    assert row["runs"] == 2
 
 
 def test_compiling_pays_by_all_the_updates_that_a_process_makes(folders, tmp_path, monkeypatch):

@@ -41,7 +41,8 @@ def run_finetune(options: FinetuneOptions) -> None:
 def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
     """Run every point that is not done, print the table, and return its rows (``grid.summarize``).
 
-    Raises ``Refusal`` for unusable options, models or data, and, after the other points, where a process failed.
+    Raises ``Refusal`` for unusable options, models or data, and, after the other points, where a process failed or
+    results are gone.
     """
     if options.seeds < 1 or options.parallel < 1:
         raise Refusal("--seeds, --parallel", f"{options.seeds}, {options.parallel}", "at least 1")
@@ -64,6 +65,9 @@ def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
     summary = summarize(results.values())
     write_json(out / SUMMARY, {"kind": "finetune-summary", "tasks": summary})
     print_summary(summary, out)
+    if lost := [name for name in unfinished if not is_done(out, name) and not being_done(out, name)]:
+        raise Refusal(out, f"{len(lost)} of {len(names)} points without a result, such as {lost[0]}",
+                      "each one's file, as it was written", "Start again to have them done anew")  # fmt: skip
     return summary
 
 

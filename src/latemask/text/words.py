@@ -169,7 +169,11 @@ class _Memo(dict[str, int]):
         """The ids of ``count`` words, one after the other, and where each word ends, with a 0 in front [count + 1]."""
         numbers = np.fromiter(map(self.__getitem__, words), np.int64, count)
         if self.new:
-            flat, lengths = encode(self.new)
+            try:
+                flat, lengths = encode(self.new)
+            except BaseException:
+                self._empty()  # of its numbers some have no ids
+                raise
             self.flat.frombytes(flat.tobytes())
             self.starts.frombytes((self.starts[-1] + np.cumsum(lengths)).tobytes())
             self.characters += sum(map(len, self.new))
