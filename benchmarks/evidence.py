@@ -52,7 +52,7 @@ SAVED = "*.model"
 STOPPED = 75
 """Exit status of a command that was told to stop and can go on."""
 
-Study = Literal["real-text", "real-text-rotary", "objectives", "masks", "delta", "three-ml", "time"]
+Study = Literal["real-text", "real-text-rotary", "objectives", "masks", "delta", "three-ml", "tuning", "time"]
 Measure = Literal["blimp", "masked-loss", "rank", "theory", "glue", "squad", "rank-mnli", "rank-squad2"]
 
 
@@ -126,15 +126,15 @@ class Job:
     stop_at_seconds: float | None = None
 
 
-def short_run(tokens: int, name: str) -> tuple[str, ...]:
-    """Flags of recipe ``name`` for some hundred million tokens: 65,536 an update, all validated at one rate.
+def short_run(tokens: int, name: str, rows: int = 128, rate: str = "2e-4") -> tuple[str, ...]:
+    """Flags of recipe ``name`` for some hundred million tokens, 512 times ``rows`` an update, all validated at one rate.
 
     Rotary positions in encoder and decoder, for only so does a decoder's self-attention find the words beside a mask in
     so short a time; a long warm-up to a low rate, for a fast one ends where every vector points the same way
     (results/real-text). The ablation of positions keeps its own.
     """
-    flags = ("--training.batch-rows", "128", "--training.steps", str(max(1, tokens // 65_536)),
-             "--training.learning-rate", "2e-4", "--training.warmup-share", "0.3", "--training.log-every", "50",
+    flags = ("--training.batch-rows", str(rows), "--training.steps", str(max(1, tokens // (512 * rows))),
+             "--training.learning-rate", rate, "--training.warmup-share", "0.3", "--training.log-every", "50",
              "--training.validate-every", "500", "--training.validation-rate", "0.15",
              "--training.save-every", "1000000")  # fmt: skip
     if name.startswith("no_relative"):
@@ -198,6 +198,19 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
             Trial(f"{system},rate={rate}", name, (*short_run(tokens, name), "--masking.rate", str(rate), *joins))
             for (system, (name, joins)), rate in itertools.product(systems.items(), (0.15, 0.3, 0.4, 0.5, 0.6))
         ], ("blimp", "glue")
+    if study == "tuning":  # as many of the peer's as of ours; what is best then goes into `time` by --flags
+        tokens = options.tokens or 60_000_000
+        peer, ours = f"no_relative_{size}", f"mlm_{size}"
+        tried: tuple[tuple[int, str, tuple[str, ...]], ...] = (
+            (128, "2e-4", ()), (128, "1e-4", ()), (128, "4e-4", ()), (128, "8e-4", ()), (64, "2e-4", ()),
+            (128, "2e-4", ("--masking.rate", "0.3")),
+        )  # fmt: skip
+        return [
+            Trial(f"{system},rows={rows},rate={rate}{',masked=.3' * bool(more)}", ours,
+                  (*short_run(tokens, name, rows, rate), *more), is_peer=system == "roberta")
+            for system, name in (("roberta", peer), ("mlm", ours))
+            for rows, rate, more in tried
+        ], ()  # fmt: skip
     every = max(1, tokens // 65_536 // 8)
     often = ("--training.save-every", str(every), "--training.keep", "0")
     steps = tuple(every * number for number in (1, 2, 3, 4, 6, 8))

@@ -56,7 +56,11 @@ def peer_of(
 
     loss_of = on_masked if peer == "roberta masked" else as_shipped
     if compiled == "blocks":
-        layers = model.model.layers if peer == "modernbert" else model.roberta.encoder.layer
-        for layer in layers:
-            layer.compile(dynamic=False)
+        compile_layers(model)
     return model, torch.compile(loss_of, dynamic=False) if compiled == "whole" else loss_of
+
+
+def compile_layers(model: Any) -> None:
+    """Compile the layers of a RoBERTa or ModernBERT one by one, in place: its fastest way."""
+    for layer in model.roberta.encoder.layer if hasattr(model, "roberta") else model.model.layers:
+        layer.compile(dynamic=False)
