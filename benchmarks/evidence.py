@@ -127,7 +127,7 @@ class Job:
 
 
 def short_run(tokens: int, name: str, rows: int = 128, rate: str = "2e-4") -> tuple[str, ...]:
-    """Flags of recipe ``name`` for some hundred million tokens, 512 times ``rows`` an update, all validated at one rate.
+    """Flags of recipe ``name`` for some hundred million tokens, ``rows`` of 512 an update, all validated at one rate.
 
     Rotary positions in encoder and decoder, for only so does a decoder's self-attention find the words beside a mask in
     so short a time; a long warm-up to a low rate, for a fast one ends where every vector points the same way
