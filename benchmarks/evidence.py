@@ -171,7 +171,7 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
             for seed in options.seeds
             for system in ("mlm", "mae_lm")
             for name in (f"{system}_{size}",)
-        ], ("blimp", "masked-loss", "rank", "glue", "squad", "rank-mnli", "rank-squad2")
+        ], ("blimp", "rank", "rank-mnli", "rank-squad2", "glue", "squad", "masked-loss")
     size = options.size or ("small" if study in ("masks", "delta") else "base")
     tokens = options.tokens or (250_000_000 if study == "time" else 100_000_000)
     if study == "masks":
