@@ -170,6 +170,18 @@ def test_bad_files_are_refused(tmp_path):
         read_squad(tmp_path / "none.json")
 
 
+@pytest.mark.parametrize(("whole", "found"), [
+    ({"data": [{"paragraphs": [{"qas": []}]}]}, "a layout without 'context'"),
+    ([], "another layout .list indices"),
+    ({"data": ["article"]}, "another layout .string indices"),
+])  # fmt: skip
+def test_another_layout_is_said_to_be_one(whole, found, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(json.dumps(whole))
+    with pytest.raises(Refusal, match=f"found {found}"):
+        read_squad(path)
+
+
 def test_shared_questions_are_refused(tmp_path):
     one, two = "The cat saw the bird.", "The dog saw the cat."
     train = write_squad(tmp_path / "train.json", [(one, [entry("a", "who", one, "cat")])])

@@ -91,7 +91,8 @@ def read_squad(path: Path) -> Squad:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, Refusal):
             raise
-        raise Refusal(path, f"a layout without {error}", "data[].paragraphs[].qas[] of SQuAD 2.0") from None
+        lacks = f"a layout without {error}" if isinstance(error, KeyError) else f"another layout ({error})"
+        raise Refusal(path, lacks, "data[].paragraphs[].qas[] of SQuAD 2.0") from None
     if not questions:
         first = f"; the first, {refused[0][0]}: {refused[0][1]}" if refused else ""
         raise Refusal(path, f"no usable question ({len(refused)} refused{first})", "at least one")
