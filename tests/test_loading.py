@@ -141,6 +141,11 @@ def test_what_is_no_encoder_is_refused(tmp_path):
     for name, found in (("gpt2", "no token sees those after it"), ("t5", "an encoder with a decoder")):
         with pytest.raises(Refusal, match=found):
             load_encoder(tmp_path / name)
+    dead = roberta(SPECIALS_1)
+    torch.nn.init.zeros_(dead.encoder.layer[-1].output.LayerNorm.weight)
+    dead.save_pretrained(tmp_path / "dead")
+    last = load_encoder(tmp_path / "dead")(torch.tensor([[0, 5, 6], [0, 6, 5]]))
+    assert torch.equal(last[0], last[1])  # an encoder all the same
     roberta(SPECIALS_1).save_pretrained(tmp_path / "roberta")
     with pytest.raises(Refusal, match="a tokenizer of special tokens alone"):
         load_tokenizer_of(tmp_path / "roberta")

@@ -315,10 +315,11 @@ def _refuse_other_than_masked(name: str, config: PretrainedConfig) -> None:
 
 @torch.no_grad()
 def _refuse_causal(name: str, encoder: TransformersEncoder) -> None:
-    """Raise ``Refusal`` for a model whose first token is not told of the second: a decoder, whatever it is called."""
+    """Raise ``Refusal`` for a model whose first token is told of the second after no block: a decoder, whatever it is
+    called. (Of a dead encoder the last states may all be one.)"""
     last = encoder.shape.vocabulary - 1
-    first = encoder(torch.tensor([[last, last - 1], [last, last - 2]]))[:, 0]
-    if last > 1 and torch.equal(first[0], first[1]):
+    after_blocks = encoder.states(torch.tensor([[last, last - 1], [last, last - 2]]))[1:]
+    if last > 1 and after_blocks and all(torch.equal(*states[:, 0]) for states in after_blocks):
         raise Refusal(name, f"{encoder.model.config.model_type}, in which no token sees those after it", "an encoder")
 
 
