@@ -18,7 +18,7 @@ from latemask import writing
 from latemask.downstream import claims
 from latemask.errors import Refusal
 from latemask.training import journal
-from latemask.writing import check_free, write_json, write_whole, written_aside
+from latemask.writing import check_file, check_free, write_json, write_whole, written_aside
 from training_support import Process, wait_until
 
 WATCHED = {module.__file__ for module in (writing, claims, journal)}
@@ -190,3 +190,14 @@ def test_a_disk_that_is_full_and_a_place_that_is_none_are_named(tmp_path: Path) 
         with pytest.raises(Refusal, match=r"/a: found a path that cannot be written"):
             write()
     assert names(tmp_path) == ["a"]
+
+
+def test_a_result_s_place_is_a_file_that_can_be(tmp_path):
+    (tmp_path / "file").touch()
+    for place in ("new.json", "new/folder/x.json", "file"):
+        check_file(tmp_path / place)
+    for place, found in ((".", "found the folder"), ("file/x.json", "file, a file; wanted a folder"),
+                         ("file/a/x.json", "file, a file; wanted a folder")):  # fmt: skip
+        with pytest.raises(Refusal, match=found):
+            check_file(tmp_path / place)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]

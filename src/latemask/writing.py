@@ -79,6 +79,15 @@ def file_checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def check_file(out: Path) -> None:
+    """Raise ``Refusal`` where ``--out`` names no file that can be: a folder, or what lies in a file."""
+    if out.is_dir():
+        raise Refusal("--out", f"the folder {out}", "the name of a .json file")
+    above = next(folder for folder in out.absolute().parents if folder.exists())
+    if not above.is_dir():
+        raise Refusal("--out", f"{above}, a file", "a folder to write into")
+
+
 def check_free(out: Path, overwrite: bool, mark: str, line: str = "") -> None:
     """Remove what a killed process left aside, and raise ``Refusal`` where ``out`` may not be written: another process
     is at it, or something is there, and it is not a folder that ``overwrite`` gives up: one with the file ``mark``, in

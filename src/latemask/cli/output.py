@@ -8,15 +8,15 @@ from latemask.errors import Refusal
 from latemask.hf.loading import Source
 from latemask.report.rank import FINETUNED
 from latemask.training import checkpoint
+from latemask.writing import check_file
 
 
 def output(model: str, out: str | None, kind: str) -> Path:
     """Where a study's JSON goes: ``out``, or ``<kind>.json`` in the run's folder (``<kind>-step-<n>.json`` where a step
-    was asked for). Raises ``Refusal`` where that is a folder, or nothing is given and the model is no run; of a model
-    fine-tuned from one it says where the report would find the file."""
+    was asked for). Raises ``Refusal`` where that can be no file, or nothing is given and the model is no run; of a
+    model fine-tuned from one it says where the report would find the file."""
     if out is not None:
-        if Path(out).is_dir():
-            raise Refusal("--out", f"the folder {out}", "the name of a .json file")
+        check_file(Path(out))
         return Path(out)
     step = Source.of(model).step
     if step is None:

@@ -16,7 +16,7 @@ from latemask.downstream.options import EvaluateOptions
 from latemask.downstream.runner import output_folder
 from latemask.downstream.tasks import GLUE, Task, own_task
 from latemask.errors import Refusal
-from latemask.writing import write_json
+from latemask.writing import check_file, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -63,12 +63,8 @@ def _check(options: EvaluateOptions) -> None:
         count = getattr(options, name)
         if count is not None and count < 1:
             raise Refusal(f"--{name.replace('_', '-')}", str(count), "at least 1")
-    out = Path(options.out)
-    if options.out and out.is_dir():
-        raise Refusal("--out", f"the folder {options.out}", "the name of a .json file")
-    above = next(folder for folder in out.absolute().parents if folder.exists())
-    if options.out and not above.is_dir():
-        raise Refusal("--out", f"{above}, a file", "a folder to write into")
+    if options.out:
+        check_file(Path(options.out))
 
 
 def _file_name(options: EvaluateOptions, found: dict[str, Any]) -> str:
@@ -177,7 +173,7 @@ def _similarity(options: EvaluateOptions, device: torch.device) -> dict[str, Any
     from latemask.downstream.examples import numbered
     from latemask.downstream.glue import read_development
     from latemask.downstream.metrics import pearson, spearman
-    from latemask.downstream.problem import cosines, left_out
+    from latemask.downstream.problem import cautions, cosines
     from latemask.hf.vectors import encode
 
     if options.task == "own":
@@ -188,7 +184,7 @@ def _similarity(options: EvaluateOptions, device: torch.device) -> dict[str, Any
         raise Refusal("--task", repr(options.task), "stsb, or own with --texts and --label")
     _, examples = numbered(task, read_development(task, options.data, options.dev))
     held = examples["dev"]
-    for line in left_out({"dev": held.summary()}):
+    for line in cautions({"dev": held.summary()}):
         console.warn(line)
     first, second = zip(*held.texts, strict=True)
     vectors = encode([*first, *second], options.model, device=device).numpy()
@@ -214,7 +210,7 @@ def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]
     from latemask.downstream.examples import numbered
     from latemask.downstream.finetune import predict
     from latemask.downstream.glue import read_development
-    from latemask.downstream.problem import TextProblem, evaluated, left_out
+    from latemask.downstream.problem import TextProblem, cautions, evaluated
     from latemask.downstream.saving import load_finetuned, task_of
     from latemask.downstream.settings import Settings
 
@@ -225,7 +221,7 @@ def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]
     task, examples = numbered(task, read_development(task, options.data, options.dev))
     settings = Settings(precision=options.precision)
     problem = TextProblem(task, examples, model.inputs(settings), settings, (facts["centre"], facts["spread"]))
-    for line in left_out(problem.facts["data"]):
+    for line in cautions(problem.facts["data"]):
         console.warn(line)
     net.to(device)
     evaluation = evaluated(problem, lambda rows: predict(net, rows, model.tokenizer.specials.pad, device, settings))

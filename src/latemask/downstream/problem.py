@@ -39,7 +39,7 @@ class Evaluation:
     """Outputs of the model that were not finite: zeros stand in their place."""
 
 
-def left_out(data: dict[str, dict[str, Any]]) -> list[str]:
+def cautions(data: dict[str, dict[str, Any]]) -> list[str]:
     """A line for each split (``Problem.facts["data"]``) whose file has rows that were refused, with the first, and for
     one that training has seen all of."""
     seen = [

@@ -49,9 +49,9 @@ def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
     tasks_of(options)
     out = output_folder(options.out, options.model)
     names = _work(options, out, 0) if options.parallel == 1 else _work_in_processes(options, out)
-    unfinished = [name for name in names if not is_done(out, name)]
-    for name in unfinished:
-        console.warn(f"{name}: {'being done by another process' if being_done(out, name) else 'not done'}")
+    unfinished = {name: being_done(out, name) for name in names if not is_done(out, name)}
+    for name, has_somebody in unfinished.items():
+        console.warn(f"{name}: {'being done by another process' if has_somebody else 'not done'}")
     for flag, is_asked, ending in (("--save", options.save, "model"), ("--predictions", options.predictions, "files")):
         lacking = [
             name for name in names if is_asked and is_done(out, name) and not (out / f"{name}.{ending}").is_dir()
@@ -65,7 +65,7 @@ def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
     summary = summarize(results.values())
     write_json(out / SUMMARY, {"kind": "finetune-summary", "tasks": summary})
     print_summary(summary, out)
-    if lost := [name for name in unfinished if not is_done(out, name) and not being_done(out, name)]:
+    if lost := [name for name, has_somebody in unfinished.items() if not (has_somebody or is_done(out, name))]:
         raise Refusal(out, f"{len(lost)} of {len(names)} points without a result, such as {lost[0]}",
                       "each one's file, as it was written", "Start again to have them done anew")  # fmt: skip
     return summary
@@ -174,7 +174,7 @@ def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
     import torch
 
     from latemask.downstream.finetune import Bench, Model, bench_key, result_of
-    from latemask.downstream.problem import left_out
+    from latemask.downstream.problem import cautions
     from latemask.downstream.saving import save_finetuned
     from latemask.training.distributed import pick_device
 
@@ -188,7 +188,7 @@ def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
     names, has_compiled = [], False
     for task in tasks_of(options):
         problem, bench = make_problem(task, options, model, base), None
-        for line in left_out(problem.facts["data"]) if place == 0 else ():
+        for line in cautions(problem.facts["data"]) if place == 0 else ():
             console.warn(line)
         prints = {split: facts["fingerprint"] for split, facts in problem.facts["data"].items()}
         identity = {"weights": model.facts["weights"], "tokenizer": model.facts["tokenizer"], "data": prints}
