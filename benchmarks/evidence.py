@@ -40,13 +40,14 @@ from latemask.downstream.tasks import GLUE
 from latemask.errors import Refusal
 from latemask.recipes import recipe
 from latemask.training.checkpoint import step_name
-from latemask.writing import write_json
+from latemask.writing import write_json, write_whole
 
 KEPT = (".json", ".jsonl", ".svg", ".log", ".html", ".md")
 """What comes home of a run folder."""
 LEFT = ("tokenizer.json", "nbest", "predictions", "held-out")
 """What does not, by a part of its name."""
 MOST_BYTES = 8_000_000
+SQUAD_TRAIN, SQUAD_DEV = "mini-train-v2.0.json", "mini-dev-v2.0.json"
 SAVED = "*.model"
 """The fine-tuned model in a folder of results."""
 STOPPED = 75
@@ -98,6 +99,9 @@ class Options:
             folder = getattr(self, name)
             if folder is not None and not folder.is_dir():
                 raise Refusal(f"--{name}", f"{folder}, which is no folder", "a folder")
+
+    def held_out(self, task: str) -> Path:
+        return self.out / f"held-out-{task}.jsonl"
 
 
 @dataclass(frozen=True)
@@ -253,8 +257,7 @@ def jobs_of(options: Options) -> list[Job]:
 def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str, tuple[str, ...]]]:
     """The commands of a measure, each after the one before; none where its data is not given."""
     tuned = ("--seeds", str(options.finetuning_seeds), "--parallel", str(options.parallel))
-    squad = ("--task", "squad2", "--data", str(options.squad), "--train", "mini-train-v2.0.json",
-             "--dev", "mini-dev-v2.0.json")  # fmt: skip
+    squad = ("--task", "squad2", "--data", str(options.squad), "--train", SQUAD_TRAIN, "--dev", SQUAD_DEV)
     if measure == "blimp" and options.blimp:
         return [(measure, ("evaluate", model, "--suite", "blimp", "--data", str(options.blimp), "--precision", "bf16"))]
     if measure == "masked-loss":
@@ -265,30 +268,35 @@ def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str,
         return [(measure, ("finetune", model, "--task", *options.tasks, "--data", str(options.glue), *tuned))]
     if measure == "squad" and options.squad:
         return [(measure, ("finetune", model, *squad, *tuned))]
-    task = measure.removeprefix("rank-")
-    flags = {"rank-mnli": ("--task", "mnli", "--data", str(options.glue)), "rank-squad2": squad}.get(measure)
-    if flags is None or not (options.squad if task == "squad2" else options.glue):
-        return []
-    saved, text = f"{model}/saved-{task}", options.out / f"held-out-{task}.jsonl"
+    if measure == "rank-mnli" and options.glue:
+        return _ranked("mnli", model, ("--task", "mnli", "--data", str(options.glue)), options)
+    if measure == "rank-squad2" and options.squad:
+        return _ranked("squad2", model, squad, options)
+    return []
+
+
+def _ranked(task: str, model: str, flags: tuple[str, ...], options: Options) -> list[tuple[str, tuple[str, ...]]]:
+    """Fine-tune with ``flags``, then rank what came of it."""
+    saved, out = f"{model}/saved-{task}", f"{model}/rank-{task}.json"
     return [
         (f"save-{task}", ("finetune", model, *flags, "--save", "--out", saved)),
-        (measure, ("rank", f"{saved}/{SAVED}", "--data", str(text), "--out", f"{model}/rank-{task}.json")),
+        (f"rank-{task}", ("rank", f"{saved}/{SAVED}", "--data", str(options.held_out(task)), "--out", out)),
     ]
 
 
 def write_texts(options: Options) -> None:
-    """The held-out texts of MNLI (matched) and of SQuAD, a pair as one text."""
+    """The held-out texts of MNLI (matched) and of SQuAD, a pair as one text, where the study ranks what learnt them."""
+    _, measures = trials_of(options)
     texts: dict[str, list[str]] = {}
-    if options.glue:
+    if "rank-mnli" in measures and options.glue:
         _, splits = read_task(GLUE["mnli"], options.glue)
         matched = next(held for split, held in splits.items() if split != "train")
         texts["mnli"] = [" ".join(pair) for pair in matched.texts]
-    if options.squad:
-        squad = read_squad(options.squad / "mini-dev-v2.0.json")
+    if "rank-squad2" in measures and options.squad:
+        squad = read_squad(options.squad / SQUAD_DEV)
         texts["squad2"] = [f"{one.text} {squad.paragraphs[one.paragraph]}" for one in squad.questions]
     for task, lines in texts.items():
-        path = options.out / f"held-out-{task}.jsonl"
-        path.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines), encoding="utf-8")
+        write_whole(options.held_out(task), "".join(json.dumps({"text": line}) + "\n" for line in lines))
 
 
 class Cards:

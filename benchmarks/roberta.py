@@ -4,9 +4,9 @@
 
 What anybody gets from the stock model at its best: its forward pass as shipped (head on every position), bf16
 autocast, its layers compiled one by one (as a whole it is slower than eager, results/bench_base.json), no attention
-mask, fused AdamW, everything else from the flags of ``latemask pretrain mlm_base``. Data,
-schedule, clock and validation are ours, so that curves compare; weights are written under our names at each save, so
-that ``latemask finetune``, ``evaluate``, ``rank`` and ``report`` take the folder like any other run.
+mask, fused AdamW, everything else from the flags of ``latemask pretrain mlm_base``. Data, schedule, clock and
+validation are ours, so that curves compare; weights are written under our names at each save, so that ``latemask
+finetune``, ``evaluate``, ``rank`` and ``report`` take the folder like any other run.
 """
 
 from __future__ import annotations

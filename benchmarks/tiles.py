@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast, get_args
 from unittest.mock import patch
 
 import torch
@@ -54,7 +54,9 @@ TRIED = (
     Tile(128, 64, 8, 2), Tile(64, 128, 8, 2), Tile(128, 128, 8, 2), Tile(64, 128, 4, 2),
     Tile(32, 64, 4, 1), Tile(32, 64, 4, 2), Tile(32, 64, 4, 3), Tile(128, 32, 8, 2),
 )  # fmt: skip
-PASSES = {"forward": "forward", "keys": "backward", "queries": "backward"}
+Kernel = Literal["forward", "keys", "queries"]
+KindName = Literal["bare", "drops", "table"]
+PASSES: dict[Kernel, str] = {"forward": "forward", "keys": "backward", "queries": "backward"}
 """What is timed of each kernel."""
 
 
@@ -63,7 +65,7 @@ class Kind(NamedTuple):
     has_table: bool
 
 
-KINDS = {"bare": Kind(False, False), "drops": Kind(True, False), "table": Kind(True, True)}
+KINDS: dict[KindName, Kind] = {"bare": Kind(False, False), "drops": Kind(True, False), "table": Kind(True, True)}
 Pass = Callable[[], Any]
 
 
@@ -81,9 +83,9 @@ class Options:
     """Tokens of a row where tiles are tried."""
     dropout: float = 0.1
     """Where a kind has dropout."""
-    kernels: tuple[Literal["forward", "keys", "queries"], ...] = ("forward", "keys", "queries")
+    kernels: tuple[Kernel, ...] = get_args(Kernel)
     """Whose tiles are tried."""
-    kinds: tuple[Literal["bare", "drops", "table"], ...] = ("bare", "drops", "table")
+    kinds: tuple[KindName, ...] = get_args(KindName)
     """Of each of them."""
 
     def __post_init__(self) -> None:
@@ -150,7 +152,7 @@ def chosen_tile(kernel: str, kind: str) -> Tile:
     return Tile(*relative_attention.TILES[kernel][kind])
 
 
-def swept(kernel: str, kind: str, time: Callable[[], float]) -> dict[str, Any]:
+def swept(kernel: Kernel, kind: KindName, time: Callable[[], float]) -> dict[str, Any]:
     """``time``, in ms, with every tile in force, ``TILES``' own among them; what does not fit the card is listed."""
     from triton.runtime.errors import OutOfResources  # pyright: ignore[reportMissingImports]
 
@@ -164,7 +166,7 @@ def swept(kernel: str, kind: str, time: Callable[[], float]) -> dict[str, Any]:
     return judged(kernel, kind, times, failed)
 
 
-def judged(kernel: str, kind: str, times: Mapping[Tile, float], failed: Mapping[Tile, str]) -> dict[str, Any]:
+def judged(kernel: Kernel, kind: KindName, times: Mapping[Tile, float], failed: Mapping[Tile, str]) -> dict[str, Any]:
     """What the JSON says of a kernel and kind; the first of two equally fast tiles counts as the fastest."""
 
     def told(tile: Tile | None) -> dict[str, Any] | None:

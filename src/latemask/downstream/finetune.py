@@ -111,7 +111,8 @@ class Bench:
                              model.type_token()).to(device)  # fmt: skip
         values = torch.from_numpy(problem.train_labels).to(device)
         labels = Labels(values, rows if problem.task.kind == "tokens" else None)
-        self.stepper = Stepper(self.net, rows, labels, settings, device, points * self.updates(settings))
+        self.stepper = Stepper(self.net, rows, labels, settings, device, min(settings.batch_rows, self.examples),
+                               points * self.updates(settings))  # fmt: skip
 
     def updates(self, settings: Settings) -> int:
         return settings.epochs * -(-self.examples // settings.batch_rows)

@@ -10,13 +10,13 @@ import codecs
 import csv
 import io
 import json
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from latemask.errors import Refusal
+from latemask.text.corpus import SURROGATE
 
 
 @dataclass
@@ -94,10 +94,8 @@ def _has_half_characters(value: Any) -> bool:
     """Whether a text, or one in a list, holds a lone surrogate, which JSON's escapes can write: no UTF-8 has it."""
     if isinstance(value, list):
         return any(map(_has_half_characters, value))
-    return isinstance(value, str) and not value.isascii() and bool(_SURROGATE.search(value))
+    return isinstance(value, str) and not value.isascii() and bool(SURROGATE.search(value))
 
-
-_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Row = tuple[int, list[str] | dict[str, Any] | str]
 """Line number, and the header's names, a row's values by name, or why the row is refused."""

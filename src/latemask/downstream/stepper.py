@@ -52,14 +52,13 @@ class Stepper:
     """Model, optimizer and the data on one device. ``step`` never waits for the device."""
 
     def __init__(self, model: FineTuned, rows: DeviceRows, labels: Labels, settings: Settings, device: torch.device,
-                 updates: float):  # fmt: skip
+                 batch_rows: int, updates: float):  # fmt: skip
         self.model, self.rows, self.labels, self.settings, self.device = model, rows, labels, settings, device
         self.is_cuda = device.type == "cuda"
         self.uses_graphs = self.is_cuda and settings.graphs != "off"
         if settings.graphs == "on" and not self.is_cuda:
             raise Refusal("--graphs", f"on, on {device.type}", "a CUDA GPU")
         self.compiles = pays(settings, self.is_cuda, updates)
-        batch_rows = min(settings.batch_rows, len(rows) // (2 if model.kind == "similarity" else 1))
         self.numbers = torch.zeros(batch_rows, dtype=torch.int64, device=device)
         self.weight = torch.zeros(batch_rows, device=device)
         self.casts: Casts | None = None

@@ -118,21 +118,16 @@ def _data(evaluation: Mapping[str, Any]) -> str:
 def labels(folders: Sequence[RunFolder], kinds: Sequence[str]) -> dict[int, str]:
     """A name for each result of these kinds, by its ``id``: the folder's, with the step where the folder has several;
     a model that is no run of its folder is named itself."""
-    found = {}
+    found, models = {}, {}
     for folder in folders:
         results = [result for kind in kinds for result in folder.of(kind)]
         steps = {result["model"].get("step") for result in results}
         for result in results:
             found[id(result)] = named(folder, result["model"], len(steps - {None}) > 1)
-    models = {id(result): result["model"] for folder in folders for kind in kinds for result in folder.of(kind)}
-    return _told_apart(
-        found,
-        models,
-        {
-            key: f"{model['run']}, step {model.get('step')}" if model.get("run") else str(model.get("folder"))
-            for key, model in models.items()
-        },
-    )
+            models[id(result)] = result["model"]
+    identities = {key: f"{model['run']}, step {model.get('step')}" if model.get("run") else str(model.get("folder"))
+                  for key, model in models.items()}  # fmt: skip
+    return _told_apart(found, models, identities)
 
 
 def _told_apart(names: Mapping[int, str], models: Mapping[int, Mapping[str, Any]],

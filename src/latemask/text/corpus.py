@@ -29,7 +29,7 @@ PLACES = 5
 
 _PARTED = {"blank-line": re.compile(r"\n(?:[ \t\v\f]*\n)+"), "line": re.compile(r"\n"), "file": re.compile(r"(?!)")}
 _PARTED_BYTES = {mode: re.compile(pattern.pattern.encode()) for mode, pattern in _PARTED.items()}
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class Document(NamedTuple):
@@ -176,7 +176,7 @@ class _Reader:
             if self.reading.invalid != "replace":
                 self.leave_out(line, "a lone surrogate", "whole characters", len(text.encode(errors="replace")))
                 return
-            text, count = _SURROGATE.subn("\ufffd", text)
+            text, count = SURROGATE.subn("\ufffd", text)
             self.counts.replaced_surrogates += count
             utf8 = text.encode()
         self.counts.text_bytes += len(utf8)
