@@ -36,15 +36,15 @@ from latemask.writing import write_json
 WHAT = "instructions of the attention kernels on sm_90a"
 HOPPER = GPUTarget("cuda", 90, 32)
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-TILES, PADDED = 8, 192
+TILES = 8
 SHORTEST_LOOP = 60
 """Instructions; shorter ones wait or copy."""
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\d+ )?([A-Z0-9_.]+)(.*?);", re.MULTILINE)
 KERNELS = {"forward": "forward_kernel", "keys": "keys_kernel", "queries": "queries_kernel"}
 POINTERS = {
-    "fp32": ("TABLE", "LSE", "DELTA", "SCRATCH", "D_TABLE"),
-    "i32": ("QUERY_SEATS", "KEY_SEATS", "NOISE", "HASH"),
-    "bf16": ("Q", "K", "V", "OUT", "D_OUT", "D_Q", "D_K", "D_V"),
+    "fp32": ("TABLE", "LSE", "DELTA", "D_ENDS", "D_NEAR"),
+    "i32": ("QUERY_SEATS", "KEY_SEATS", "NOISE", "HASH", "KEY_AT"),
+    "bf16": ("Q", "K", "V", "OUT", "D_OUT", "D_Q", "D_K", "D_V", "D_SCORES"),
 }
 
 
@@ -63,7 +63,7 @@ class Options:
 def source_of(kernel: str, drops: bool, has_table: bool, rows: int, columns: int, width: int) -> ASTSource:
     """A kernel in bf16 with aligned pointers and strides, without groups."""
     chosen = {"HAS_TABLE": has_table, "HAS_GROUPS": False, "DROPS": drops, "WIDTH": width, "UPCASTS": False,
-              "ROWS": rows, "COLUMNS": columns, "TILES": TILES, "PADDED": PADDED, "QUERY_GROUPS": None,
+              "ROWS": rows, "COLUMNS": columns, "TILES": TILES, "QUERY_GROUPS": None,
               "KEY_GROUPS": None}  # fmt: skip
     if not has_table:
         chosen |= dict.fromkeys(("TABLE", "QUERY_SEATS", "KEY_SEATS"))

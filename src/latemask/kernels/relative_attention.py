@@ -8,6 +8,7 @@ its twin in a few lines of torch.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,10 @@ from latemask.kernels import HAS_TRITON, INTERPRETED
 LOG2_E = math.log2(math.e)
 MOST_TILES = 64
 """With more tiles of keys than these, far tiles are not told from near ones."""
+SCRATCH_BYTES = 2**28
+"""For the gradients of scores of so many rows of a batch at once, one at least."""
+DIAGONAL_ROWS = 16
+"""Queries whose scores a program of ``distances_kernel`` reads."""
 
 
 class Relative(NamedTuple):
@@ -28,14 +33,16 @@ class Relative(NamedTuple):
     table: Float[Tensor, "H W"]
     """The bias of each distance key - query from -far to far, W = 2 far + 1 (far > 0); beyond, that of the end."""
     query_seats: Int[Tensor, "B Q"]
-    """int32."""
+    """int32, from 0 to ``reach``."""
     key_seats: Int[Tensor, "B K"]
-    """int32. No two keys that a query sees share a seat: of such two, one alone would count in the table's gradient."""
+    """int32. No two keys of a row share a seat, but those in no group: of such two, one alone would count in the
+    gradient of the table."""
     query_groups: Int[Tensor, "B Q"] | None
     """int32. A query sees the keys of its own group, nothing where there are none; None: all keys."""
     key_groups: Int[Tensor, "B K"] | None
+    """int32; below 0: in no group."""
     reach: int
-    """No distance is larger."""
+    """No seat is larger."""
 
     def queries_from(self, start: int) -> Relative:
         """The same for the queries from ``start`` on."""
@@ -214,24 +221,56 @@ def _backward(
     keys = k.shape[2]
     by_reach, far = _by_reach(table, reach)
     delta = torch.empty_like(lse)
-    shared = (q, k, v, by_reach, query_seats, key_seats, query_groups, key_groups, noise, d_out, lse, hashes, delta)
     numbers = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *d_out.stride()[:3], heads, queries, keys,
-               padded(queries), max(reach, far), far, LOG2_E / math.sqrt(width), _threshold(dropout), 1 - dropout,
-               1 / math.sqrt(width), token_stride)  # fmt: skip
+               padded(queries), padded(keys), max(reach, far), far, LOG2_E / math.sqrt(width), _threshold(dropout),
+               1 - dropout, 1 / math.sqrt(width), token_stride)  # fmt: skip
     kinds = {"HAS_TABLE": table is not None, "HAS_GROUPS": query_groups is not None, "DROPS": dropout > 0,
              "WIDTH": width, "UPCASTS": INTERPRETED}  # fmt: skip
     blocks = _blocks("queries", q, table, dropout, keys)
-    programs, places = padded(queries) // blocks["ROWS"], 2 * far + 1
-    whole = -(-(places + 1) // 64) * 64  # one place for what is not near
-    wanted = table is not None
-    scratch = lse.new_empty(rows * heads * programs * blocks["ROWS"] * whole if wanted else 1)
-    d_table = lse.new_empty(rows, heads, programs, places if wanted else 0)
-    kernels.queries_kernel[(programs, heads, rows)](
-        *shared, out, d_q, scratch, d_table, *numbers, **kinds, **blocks, PADDED=whole
-    )
+    programs = padded(queries) // blocks["ROWS"]
+    plane = heads * padded(queries) * padded(keys) if table is not None else 0
+    some = max(1, min(rows, SCRATCH_BYTES // (plane * q.element_size()))) if plane else rows
+    d_scores = q.new_empty(some * plane)
+    d_ends = lse.new_empty(rows, heads, programs, 2)
+    d_near = lse.new_empty(rows, -(-queries // DIAGONAL_ROWS), heads, 2 * far + 1)
+    key_at = None if key_seats is None else _key_at(key_seats, key_groups, reach, far)
+    for first in range(0, rows, some):
+        of = partial(_rows, first=first, count=some)
+        these = min(some, rows - first)
+        kernels.queries_kernel[(programs, heads, these)](
+            of(q), of(k), of(v), by_reach, of(query_seats), of(key_seats), of(query_groups), of(key_groups), noise,
+            of(d_out), of(lse), of(hashes), of(delta), of(out), of(d_q), d_scores, of(d_ends),
+            *numbers, **kinds, **blocks,
+        )  # fmt: skip
+        if key_at is not None:
+            kernels.distances_kernel[(d_near.shape[1], these)](
+                d_scores, of(key_at), of(query_seats), of(d_near), heads, queries, padded(queries), padded(keys),
+                key_at.shape[1], far, ROWS=DIAGONAL_ROWS, PLACES=1 << (2 * far).bit_length(),
+            )  # fmt: skip
     blocks = _blocks("keys", q, table, dropout, queries)
-    kernels.keys_kernel[(-(-keys // blocks["COLUMNS"]), heads, rows)](*shared, d_k, d_v, *numbers, **kinds, **blocks)
-    return d_table.sum((0, 2))
+    kernels.keys_kernel[(-(-keys // blocks["COLUMNS"]), heads, rows)](
+        q, k, v, by_reach, query_seats, key_seats, query_groups, key_groups, noise, d_out, lse, hashes, delta, d_k, d_v,
+        *numbers, **kinds, **blocks,
+    )  # fmt: skip
+    if key_at is None:
+        return lse.new_empty(heads, 1)
+    d_table, (everything, above) = d_near.sum((0, 1)), d_ends.sum((0, 2)).unbind(-1)
+    d_table[:, 0], d_table[:, -1] = everything - above - d_table.sum(1), above
+    return d_table / (1 - dropout)
+
+
+def _rows(x: Tensor | None, first: int, count: int) -> Tensor | None:
+    return x if x is None else x[first : first + count]
+
+
+def _key_at(key_seats: Tensor, key_groups: Tensor | None, reach: int, far: int) -> Int[Tensor, "B reach+1+2*far"]:
+    """Which key has the seat ``place - far``; -1: none, or one that is in no group."""
+    rows, keys = key_seats.shape
+    places = key_seats.long() + far
+    if key_groups is not None:
+        places = places.masked_fill(key_groups < 0, 0)  # nothing is far below a seat of 0
+    key = torch.arange(keys, dtype=torch.int32, device=key_seats.device).expand(rows, keys)
+    return key_seats.new_full((rows, reach + 1 + 2 * far), -1).scatter_(1, places, key)
 
 
 def _numbers(q: Tensor, dropout: float) -> tuple[Tensor, Tensor]:

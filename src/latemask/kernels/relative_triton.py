@@ -6,20 +6,24 @@ whole far tiles do not ask which of their keys exist, a token that a tile lacks 
 and what is kept of each query and drawn for each key is padded to whole tiles and read without asking. Dropout is a
 hash of (row of the batch, head, query) and of one random number a key, made again in the backward pass.
 
-The table's gradient: far tiles are summed at once; in near ones a program lays the gradients of its scores out by query
-and distance, in scratch memory, and sums over its queries before it writes a single row. A query sees one key at most
-at each distance: so nothing is added up there, and the order of additions is always the same. What lies farther below
-is what the others leave of the sum of all.
+The table's gradient: the queries' pass writes the scores' gradients of near tiles, whole tiles at a time, and sums what
+lies ``far`` and more above and what there is in all; ``distances_kernel`` then reads them along their diagonals. A
+query sees one key at most at each distance: so the order of additions is always the same. What lies farther below is
+what the others leave of the sum of all.
 """
 
 # Triton is a language of its own: its types are not Python's.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false
 from __future__ import annotations
 
+import torch
 import triton  # pyright: ignore[reportMissingImports]
 import triton.language as tl  # pyright: ignore[reportMissingImports]
 
+from latemask.kernels import INTERPRETED
+
 NOWHERE = tl.constexpr(1 << 30)
+IN_PTX = tl.constexpr(not INTERPRETED and torch.version.hip is None)
 
 
 @triton.jit
@@ -51,6 +55,18 @@ def _product(a, b, onto, UPCASTS: tl.constexpr):
 def _kept(query_hash, key_noise, threshold):
     """Which scores dropout keeps; the two come shaped to broadcast."""
     return (query_hash ^ key_noise) * 0x9E3779B1 >= threshold
+
+
+@triton.jit
+def _looked_up(table, places):
+    """``table[places]``, each number read by the thread whose score it is for: what ``tl.load`` reads comes in another
+    order, and is carried over through shared memory."""
+    if IN_PTX:
+        return tl.inline_asm_elementwise(
+            "{ .reg .b64 at; mad.wide.s32 at, $1, 4, $2; ld.global.nc.f32 $0, [at]; }", "=f,r,l",
+            [places, table], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return tl.load(table + places)
 
 
 @triton.jit
@@ -180,7 +196,8 @@ def forward_kernel(
 
 @triton.jit
 def _keys_tile(
-    first, k, v, q_rows, d_rows, seats, groups, lses, hashes, deltas, biases, bias, key_groups, noise, d_k, d_v,
+    first, k, v, q_rows, d_rows, seats, groups, lses, hashes, deltas, table, key_seats, bias, key_groups, noise,
+    d_k, d_v,
     q_n, d_n, queries, scale, threshold,
     NEAR: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr, UPCASTS: tl.constexpr,
     ROWS: tl.constexpr,
@@ -192,7 +209,7 @@ def _keys_tile(
     scores = _product(k, tl.trans(q), None, UPCASTS) * scale
     if NEAR:
         query_seats = tl.load(seats + existing)
-        scores += tl.load(biases[:, None] - query_seats[None, :])
+        scores += _looked_up(table, key_seats[:, None] - query_seats[None, :])
     if HAS_GROUPS:
         query_groups = tl.load(groups + existing)
         scores = tl.where(key_groups[:, None] == query_groups[None, :], scores, float("-inf"))
@@ -215,7 +232,7 @@ def _keys_tile(
 def keys_kernel(
     Q, K, V, TABLE, QUERY_SEATS, KEY_SEATS, QUERY_GROUPS, KEY_GROUPS, NOISE, D_OUT, LSE, HASH, DELTA, D_K, D_V,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, d_b, d_h, d_n,
-    heads, queries, keys, padded, reach, far, scale, threshold, survivors, score_scale, token_stride,
+    heads, queries, keys, padded, padded_keys, reach, far, scale, threshold, survivors, score_scale, token_stride,
     HAS_TABLE: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr, UPCASTS: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
@@ -227,7 +244,7 @@ def keys_kernel(
     k = tl.load(K + row * k_b + head * k_h + columns[:, None] * k_n + dims[None, :], mask=is_key[:, None], other=0.0)
     v = tl.load(V + row * v_b + head * v_h + columns[:, None] * v_n + dims[None, :], mask=is_key[:, None], other=0.0)
     seats, groups = QUERY_SEATS, QUERY_GROUPS
-    biases, key_groups, noise = columns, columns, columns.to(tl.uint32)
+    table, key_seats, key_groups, noise = TABLE, columns, columns, columns.to(tl.uint32)
     if HAS_GROUPS:
         groups += row * queries
         key_groups = tl.load(KEY_GROUPS + row * keys + columns, mask=is_key, other=-3)
@@ -242,25 +259,27 @@ def keys_kernel(
         seats += row * queries
         table = TABLE + head * (2 * reach + 1) + reach
         key_seats = tl.load(KEY_SEATS + row * keys + columns, mask=is_key, other=0)
-        biases = table + key_seats
         low, high = _span(key_seats, is_key)
         start, stop = _near_tiles(seats, queries, low, high, far, ROWS, TILES)
         bias = tl.load(table + far)
         for tile in range(start):
             d_k, d_v = _keys_tile(
-                tile * ROWS, k, v, q_rows, d_rows, seats, groups, lses, hashes, deltas, biases, bias, key_groups, noise,
-                d_k, d_v, q_n, d_n, queries, scale, threshold, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS, ROWS
+                tile * ROWS, k, v, q_rows, d_rows, seats, groups, lses, hashes, deltas, table, key_seats, bias,
+                key_groups, noise, d_k, d_v, q_n, d_n, queries, scale, threshold, False, HAS_GROUPS, DROPS, WIDTH,
+                UPCASTS, ROWS,
             )  # fmt: skip
         for tile in range(start, stop):
             d_k, d_v = _keys_tile(
-                tile * ROWS, k, v, q_rows, d_rows, seats, groups, lses, hashes, deltas, biases, 0.0, key_groups, noise,
-                d_k, d_v, q_n, d_n, queries, scale, threshold, True, HAS_GROUPS, DROPS, WIDTH, UPCASTS, ROWS
+                tile * ROWS, k, v, q_rows, d_rows, seats, groups, lses, hashes, deltas, table, key_seats, 0.0,
+                key_groups, noise, d_k, d_v, q_n, d_n, queries, scale, threshold, True, HAS_GROUPS, DROPS, WIDTH,
+                UPCASTS, ROWS,
             )  # fmt: skip
         bias = tl.load(table - far)
     for tile in range(stop, tl.cdiv(queries, ROWS)):
         d_k, d_v = _keys_tile(
-            tile * ROWS, k, v, q_rows, d_rows, seats, groups, lses, hashes, deltas, biases, bias, key_groups, noise,
-            d_k, d_v, q_n, d_n, queries, scale, threshold, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS, ROWS
+            tile * ROWS, k, v, q_rows, d_rows, seats, groups, lses, hashes, deltas, table, key_seats, bias,
+            key_groups, noise, d_k, d_v, q_n, d_n, queries, scale, threshold, False, HAS_GROUPS, DROPS, WIDTH,
+            UPCASTS, ROWS,
         )  # fmt: skip
     where = (row * keys + columns[:, None]) * token_stride + head * WIDTH + dims[None, :]
     tl.store(D_K + where, (d_k * score_scale / survivors).to(D_K.dtype.element_ty), mask=is_key[:, None])
@@ -269,19 +288,20 @@ def keys_kernel(
 
 @triton.jit
 def _queries_tile(
-    first, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, shift, query_groups, query_hash, delta, d_q,
-    k_n, v_n, keys, scale, threshold,
-    IS_FULL: tl.constexpr, NEAR: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr,
-    UPCASTS: tl.constexpr, COLUMNS: tl.constexpr,
+    first, q, d_out, k_rows, v_rows, seats, groups, NOISE, table, query_seats, shift, query_groups, query_hash, delta,
+    d_q, all_scores, above, kept_rows, k_n, v_n, keys, far, scale, threshold,
+    IS_FULL: tl.constexpr, NEAR: tl.constexpr, HAS_TABLE: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr,
+    WIDTH: tl.constexpr, UPCASTS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """The tile's gradient of the scores, and d_q with it; ``shift`` [ROWS] is what bias and normaliser add."""
+    """d_q and, with a table, the sums [ROWS] of all gradients of scores and of those ``above`` in near tiles, with this
+    tile's; a near tile's gradients are kept. ``shift`` [ROWS] is what bias and normaliser add."""
     columns, dims = first + tl.arange(0, COLUMNS), tl.arange(0, WIDTH)
     existing = columns if IS_FULL else tl.minimum(columns, keys - 1)
     k = tl.load(k_rows + existing[:, None] * k_n + dims[None, :])
     scores = _product(q, tl.trans(k), None, UPCASTS) * scale + shift[:, None]
     if NEAR:
-        key_seats = tl.load(seats + existing)
-        scores += tl.load(biases[:, None] + key_seats[None, :])
+        distance = tl.load(seats + existing)[None, :] - query_seats[:, None]
+        scores += _looked_up(table, distance)
     if HAS_GROUPS:
         key_groups = tl.where(columns < keys, tl.load(groups + existing), -3)
         scores = tl.where(key_groups[None, :] == query_groups[:, None], scores, float("-inf"))
@@ -294,44 +314,32 @@ def _queries_tile(
         noise = tl.load(NOISE + columns).to(tl.uint32, bitcast=True)
         d_weights = tl.where(_kept(query_hash[:, None], noise[None, :], threshold), d_weights, 0.0)
     d_scores = weights * (d_weights - delta[:, None])
-    return d_scores, _product(d_scores.to(k.dtype), k, d_q, UPCASTS)
-
-
-@triton.jit
-def _table_gradients(
-    d_scores, first, seats, groups, query_seats, query_groups, scratch, all_scores, above, keys, far,
-    IS_FULL: tl.constexpr, HAS_GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """A tile's scores to their places in ``scratch``, those beyond ``far`` to one that is not read; the sums [ROWS] of
-    all scores and of those ``above`` far with this tile's."""
-    columns = first + tl.arange(0, COLUMNS)
-    is_key = columns < (first + COLUMNS if IS_FULL else keys)
-    distance = tl.load(seats + columns, mask=is_key, other=NOWHERE)[None, :] - query_seats[:, None]
-    place = tl.minimum((distance + far).to(tl.uint32, bitcast=True), 2 * far + 1)
-    if HAS_GROUPS:
-        key_groups = tl.load(groups + columns, mask=is_key, other=-3)
-        place = tl.where(key_groups[None, :] == query_groups[:, None], place, 2 * far + 1)
-    tl.store(scratch[:, None] + place, d_scores)
-    return all_scores + tl.sum(d_scores, 1), above + tl.sum(tl.where(distance >= far, d_scores, 0.0), 1)
+    if HAS_TABLE:
+        all_scores += tl.sum(d_scores, 1)
+    if NEAR:
+        above += tl.sum(tl.where(distance >= far, d_scores, 0.0), 1)
+        tl.store(kept_rows[:, None] + columns[None, :], d_scores.to(k.dtype))
+    return _product(d_scores.to(k.dtype), k, d_q, UPCASTS), all_scores, above
 
 
 @triton.jit
 def queries_kernel(
     Q, K, V, TABLE, QUERY_SEATS, KEY_SEATS, QUERY_GROUPS, KEY_GROUPS, NOISE, D_OUT, LSE, HASH, DELTA, OUT, D_Q,
-    SCRATCH, D_TABLE,
+    D_SCORES, D_ENDS,
     q_b, q_h, q_n, k_b, k_h, k_n, v_b, v_h, v_n, d_b, d_h, d_n,
-    heads, queries, keys, padded, reach, far, scale, threshold, survivors, score_scale, token_stride,
+    heads, queries, keys, padded, padded_keys, reach, far, scale, threshold, survivors, score_scale, token_stride,
     HAS_TABLE: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr, UPCASTS: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr, PADDED: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, TILES: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of ROWS queries, and of the table from their scores: one row [2 far + 1] a program. First each query's
-    DELTA, the sum of out * d out: what its softmax takes from the gradient of every score."""
+    """Gradients of ROWS queries. First each query's DELTA, the sum of out * d out: what its softmax takes from the
+    gradient of every score. With a table, D_SCORES [B, H, padded, padded_keys] of near tiles and, in D_ENDS
+    [B, H, programs, 2], the sums of all scores' gradients and of those far above."""
     pair = _pair()
     row, head = (pair // heads).to(tl.int64), pair % heads
     rows, dims = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, WIDTH)
     is_query = rows < queries
     seats, groups = KEY_SEATS, KEY_GROUPS
-    biases, query_groups, query_hash = rows, rows, rows.to(tl.uint32)
+    table, query_seats, query_groups, query_hash = TABLE, rows, rows, rows.to(tl.uint32)
     if HAS_GROUPS:
         groups += row * keys
         query_groups = tl.load(QUERY_GROUPS + row * queries + rows, mask=is_query, other=-2)
@@ -346,73 +354,72 @@ def queries_kernel(
     tl.store(DELTA + pair * padded + rows, delta)
     lse = tl.load(LSE + pair * padded + rows)
     k_rows, v_rows = K + row * k_b + head * k_h, V + row * v_b + head * v_h
+    kept_rows = D_SCORES + (pair.to(tl.int64) * padded + rows) * padded_keys
     d_q = tl.zeros([ROWS, WIDTH], tl.float32)
-    start, stop, full, bias = 0, 0, keys // COLUMNS, 0.0
     all_scores = tl.zeros([ROWS], tl.float32)
     above = tl.zeros([ROWS], tl.float32)
+    start, stop, full, bias = 0, 0, keys // COLUMNS, 0.0
     if HAS_TABLE:
-        program = (pair * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
-        scratch = SCRATCH + program * ROWS * PADDED + tl.arange(0, ROWS) * PADDED
-        for first in range(0, PADDED, 64):
-            tl.store(scratch[:, None] + first + tl.arange(0, 64)[None, :], tl.zeros([ROWS, 64], tl.float32))
-        tl.debug_barrier()
         seats += row * keys
         table = TABLE + head * (2 * reach + 1) + reach
         query_seats = tl.load(QUERY_SEATS + row * queries + rows, mask=is_query, other=0)
-        biases = table - query_seats
         low, high = _span(query_seats, is_query)
         start, stop = _near_tiles(seats, keys, low, high, far, COLUMNS, TILES)
         bias = tl.load(table - far)
         for tile in range(start):
-            d_scores, d_q = _queries_tile(
-                tile * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, bias - lse, query_groups,
-                query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, True, False, HAS_GROUPS, DROPS, WIDTH,
-                UPCASTS, COLUMNS,
+            d_q, all_scores, above = _queries_tile(
+                tile * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, table, query_seats, bias - lse,
+                query_groups, query_hash, delta, d_q, all_scores, above, kept_rows, k_n, v_n, keys, far, scale,
+                threshold, True, False, HAS_TABLE, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS,
             )  # fmt: skip
-            all_scores += tl.sum(d_scores, 1)
         for tile in range(start, tl.minimum(stop, full)):
-            d_scores, d_q = _queries_tile(
-                tile * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, -lse, query_groups,
-                query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, True, True, HAS_GROUPS, DROPS, WIDTH,
-                UPCASTS, COLUMNS,
-            )  # fmt: skip
-            all_scores, above = _table_gradients(
-                d_scores, tile * COLUMNS, seats, groups, query_seats, query_groups, scratch, all_scores, above, keys,
-                far, True, HAS_GROUPS, COLUMNS,
+            d_q, all_scores, above = _queries_tile(
+                tile * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, table, query_seats, -lse,
+                query_groups, query_hash, delta, d_q, all_scores, above, kept_rows, k_n, v_n, keys, far, scale,
+                threshold, True, True, HAS_TABLE, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS,
             )  # fmt: skip
         bias = tl.load(table + far)
+    before = all_scores
     for tile in range(stop, full):
-        d_scores, d_q = _queries_tile(
-            tile * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, bias - lse, query_groups,
-            query_hash, delta, d_q, k_n, v_n, keys, scale, threshold, True, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS,
-            COLUMNS,
+        d_q, all_scores, above = _queries_tile(
+            tile * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, table, query_seats, bias - lse,
+            query_groups, query_hash, delta, d_q, all_scores, above, kept_rows, k_n, v_n, keys, far, scale,
+            threshold, True, False, HAS_TABLE, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS,
         )  # fmt: skip
-        if HAS_TABLE:
-            summed = tl.sum(d_scores, 1)
-            all_scores += summed
-            above += summed
+    above += all_scores - before
     if full * COLUMNS < keys:
-        d_scores, d_q = _queries_tile(
-            full * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, biases, -lse, query_groups, query_hash,
-            delta, d_q, k_n, v_n, keys, scale, threshold, False, HAS_TABLE, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS,
+        d_q, all_scores, above = _queries_tile(
+            full * COLUMNS, q, d_out, k_rows, v_rows, seats, groups, NOISE, table, query_seats, -lse, query_groups,
+            query_hash, delta, d_q, all_scores, above, kept_rows, k_n, v_n, keys, far, scale, threshold, False,
+            HAS_TABLE, HAS_TABLE, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS,
         )  # fmt: skip
-        if HAS_TABLE:
-            all_scores, above = _table_gradients(
-                d_scores, full * COLUMNS, seats, groups, query_seats, query_groups, scratch, all_scores, above, keys,
-                far, False, HAS_GROUPS, COLUMNS,
-            )  # fmt: skip
     where = (row * queries + rows[:, None]) * token_stride + head * WIDTH + dims[None, :]
     tl.store(D_Q + where, (d_q * score_scale / survivors).to(D_Q.dtype.element_ty), mask=is_query[:, None])
     if HAS_TABLE:
-        tl.debug_barrier()
-        near = 0.0
-        gradients = D_TABLE + program * (2 * far + 1)
-        for first in range(0, PADDED, 64):
-            places = first + tl.arange(0, 64)
-            is_near = (places > 0) & (places < 2 * far)
-            summed = tl.where(is_near, tl.sum(tl.load(scratch[:, None] + places[None, :]), 0), 0.0)
-            tl.store(gradients + places, summed / survivors, mask=is_near)
-            near += tl.sum(summed, 0)
-        farther = tl.sum(above, 0)
-        tl.store(gradients + 2 * far, farther / survivors)
-        tl.store(gradients, (tl.sum(all_scores, 0) - farther - near) / survivors)
+        ends = D_ENDS + (pair * tl.num_programs(0) + tl.program_id(0)) * 2
+        tl.store(ends, tl.sum(all_scores, 0))
+        tl.store(ends + 1, tl.sum(above, 0))
+
+
+@triton.jit
+def distances_kernel(
+    D_SCORES, KEY_AT, QUERY_SEATS, D_NEAR, heads, queries, padded, padded_keys, places, far,
+    ROWS: tl.constexpr, PLACES: tl.constexpr,
+):  # fmt: skip
+    """D_NEAR [B, programs, H, 2 far + 1]: the gradients of ROWS queries' scores by distance, both ends left at 0.
+    KEY_AT [B, places] tells which key sits ``far`` to the left of each seat; -1: none."""
+    row = tl.program_id(1).to(tl.int64)
+    rows, distances = tl.program_id(0) * ROWS + tl.arange(0, ROWS), tl.arange(0, PLACES)
+    is_query = rows < queries
+    seats = tl.load(QUERY_SEATS + row * queries + rows, mask=is_query, other=0)
+    is_near = (distances > 0) & (distances < 2 * far)
+    asks = is_query[:, None] & is_near[None, :]
+    key = tl.load(KEY_AT + row * places + seats[:, None] + distances[None, :], mask=asks, other=-1)
+    where = rows[:, None] * padded_keys + key
+    scores = D_SCORES + row * heads * padded * padded_keys
+    gradients = D_NEAR + (row * tl.num_programs(0) + tl.program_id(0)) * heads * (2 * far + 1) + distances
+    for _ in range(heads):
+        near = tl.load(scores + where, mask=key >= 0, other=0.0).to(tl.float32)
+        tl.store(gradients, tl.sum(near, 0), mask=distances <= 2 * far)
+        scores += padded * padded_keys
+        gradients += 2 * far + 1
