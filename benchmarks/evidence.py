@@ -54,7 +54,7 @@ STOPPED = 75
 """Exit status of a command that was told to stop and can go on."""
 
 Study = Literal["real-text", "real-text-rotary", "objectives", "masks", "delta", "three-ml", "tuning", "time"]
-Measure = Literal["blimp", "masked-loss", "rank", "theory", "glue", "squad", "rank-mnli", "rank-squad2"]
+Measure = Literal["blimp", "rank", "theory", "glue", "squad", "rank-mnli", "rank-squad2"]
 
 
 @dataclass(frozen=True)
@@ -77,10 +77,14 @@ class Options:
     """One job at a time on each."""
     seeds: tuple[int, ...] = (1, 2, 3)
     """Pretraining seeds of `objectives`; each also seeds the order of the data, alike for all systems."""
+    seconds: float | None = None
+    """`objectives`: the clock ends a run in place of its tokens, as for MAE-LM in the time that MLM took."""
     finetuning_seeds: int = 5
     """A task."""
     parallel: int = 4
-    """Fine-tunings at once on a card."""
+    """Processes at once that fine-tune on a card."""
+    together: int = 1
+    """Fine-tunings in each of them."""
     only: tuple[str, ...] = ()
     """Names of trials to run, such as mae_lm,seed=1; none given: all."""
     tasks: tuple[str, ...] = ("cola", "sst2", "mrpc", "rte", "stsb", "qnli", "qqp", "mnli")
@@ -170,12 +174,14 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
         ], ("blimp", "rank", "theory")
     if study == "objectives":
         size, tokens = options.size or "base", options.tokens or 250_000_000
+        clock = () if options.seconds is None else ("--training.max-seconds", f"{options.seconds:g}")
         return [
-            Trial(f"{system},seed={seed}", name, (*short_run(tokens, name), "--training.seed", str(seed)))
+            Trial(system + (f",seconds={options.seconds:g}" if clock else "") + f",seed={seed}", name,
+                  (*short_run(tokens, name), "--training.seed", str(seed), *clock))
             for seed in options.seeds
             for system in ("mlm", "mae_lm")
             for name in (f"{system}_{size}",)
-        ], ("blimp", "rank", "rank-mnli", "rank-squad2", "glue", "squad", "masked-loss")
+        ], ("blimp", "rank", "rank-mnli", "rank-squad2", "glue", "squad")  # fmt: skip
     size = options.size or ("small" if study in ("masks", "delta") else "base")
     tokens = options.tokens or (250_000_000 if study == "time" else 100_000_000)
     if study == "masks":
@@ -256,12 +262,11 @@ def jobs_of(options: Options) -> list[Job]:
 
 def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str, tuple[str, ...]]]:
     """The commands of a measure, each after the one before; none where its data is not given."""
-    tuned = ("--seeds", str(options.finetuning_seeds), "--parallel", str(options.parallel))
+    tuned = ("--seeds", str(options.finetuning_seeds), "--parallel", str(options.parallel),
+             "--together", str(options.together))  # fmt: skip
     squad = ("--task", "squad2", "--data", str(options.squad), "--train", SQUAD_TRAIN, "--dev", SQUAD_DEV)
     if measure == "blimp" and options.blimp:
         return [(measure, ("evaluate", model, "--suite", "blimp", "--data", str(options.blimp), "--precision", "bf16"))]
-    if measure == "masked-loss":
-        return [(measure, ("evaluate", model, "--suite", "masked-loss", "--data", str(options.data)))]
     if measure in ("rank", "theory"):
         return [(measure, (measure, model, "--data", str(options.data)))]
     if measure == "glue" and options.glue:
@@ -276,11 +281,11 @@ def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str,
 
 
 def _ranked(task: str, model: str, flags: tuple[str, ...], options: Options) -> list[tuple[str, tuple[str, ...]]]:
-    """Fine-tune with ``flags``, then rank what came of it."""
-    saved, out = f"{model}/saved-{task}", f"{model}/rank-{task}.json"
+    """Fine-tune with ``flags``, the first of its seeds, and rank what came of it."""
+    saved, out = f"{model}/downstream/{task}-{SAVED}", f"{model}/rank-{task}.json"
     return [
-        (f"save-{task}", ("finetune", model, *flags, "--save", "--out", saved)),
-        (f"rank-{task}", ("rank", f"{saved}/{SAVED}", "--data", str(options.held_out(task)), "--out", out)),
+        (f"save-{task}", ("finetune", model, *flags, "--save")),
+        (f"rank-{task}", ("rank", saved, "--data", str(options.held_out(task)), "--out", out)),
     ]
 
 

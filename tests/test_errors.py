@@ -28,7 +28,7 @@ NO_REFUSAL = {
     ("hf/__init__.py", "__getattr__"): "AttributeError",
     ("hf/modeling_latemask.py", "seats"): "ValueError",  # travels with exports, where there is no latemask
     ("kernels/linear_cross_entropy.py", "backward"): "RuntimeError",  # contracts between our own files
-    ("downstream/finetune.py", "train"): "ValueError",
+    ("downstream/finetune.py", "training"): "ValueError",
     ("feed/batches.py", "__init__"): "ValueError",
     ("downstream/examples.py", "_read"): "ValueError",  # the caller counts the row with this reason
     ("downstream/examples.py", "_number"): "_UnknownClass",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 import tarfile
@@ -14,6 +15,7 @@ from benchmark_files import load
 from latemask import __main__ as command_line
 from latemask.cli.options import parse
 from latemask.cli.pretrain import read
+from latemask.downstream.runner import output_folder
 
 evidence, roberta = load("evidence"), load("roberta")
 
@@ -55,6 +57,10 @@ def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):
     assert set(runs) == {f"{system},seed={seed}" for system in ("mlm", "mae_lm") for seed in (4, 5)}
     assert runs["mlm,seed=4"] == runs["mae_lm,seed=4"] != runs["mlm,seed=5"]
     assert runs["mlm,seed=4"].steps * 128 * 512 >= 249_900_000
+    by_clock = evidence.jobs_of(options("objectives", tmp_path, seeds=(4,), seconds=386.0))
+    [run] = [read(job.command[4:])[1] for job in by_clock if job.name == "mae_lm,seconds=386,seed=4"]
+    assert run is not None
+    assert run.training == dataclasses.replace(runs["mae_lm,seed=4"], max_seconds=386.0)
 
 
 def test_jobs_run_once_in_order_over_cards_and_what_failed_stops_only_its_own(tmp_path):
@@ -96,12 +102,12 @@ def test_fine_tuned_models_are_ranked_on_the_held_out_texts_of_their_task(tmp_pa
     jobs = {job.name: job for job in evidence.jobs_of(options("objectives", tmp_path, seeds=(4,)))}
     for task in ("mnli", "squad2"):
         saves, ranks = jobs[f"mlm,seed=4/save-{task}"], jobs[f"mlm,seed=4/rank-{task}"]
+        (Path(saves.command[4]) / "step-0000001").mkdir(parents=True, exist_ok=True)
         assert (saves.after, ranks.after) == ("mlm,seed=4", saves.name)
         assert "--save" in saves.command
-        saved = Path(saves.command[saves.command.index("--out") + 1])
-        (saved / "x.model").mkdir(parents=True)
-        (saved / "x.json").touch()
-        assert evidence.said_in_full(ranks.command)[4] == str(saved / "x.model")
+        saved = output_folder("", saves.command[4]) / f"{task}-x.model"
+        saved.mkdir(parents=True)
+        assert evidence.said_in_full(ranks.command)[4] == str(saved)
         assert ranks.command[ranks.command.index("--data") + 1] == str(tmp_path / "out" / f"held-out-{task}.jsonl")
     assert evidence.said_in_full(("a*", "*.py")) == ["a*", "*.py"]
 

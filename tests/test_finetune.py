@@ -492,6 +492,43 @@ def test_two_processes_share_a_queue(folders, tmp_path):
     assert not list(tmp_path.glob("*.claim*"))
 
 
+def test_points_that_are_trained_together_are_those_of_one_after_the_other(folders, tmp_path):
+    folder, _ = folders
+    for name, together in (("one", 1), ("more", 3)):
+        [row] = finetune(options_of(folder, tmp_path / name, together=together, seeds=4, epochs=2))
+        assert row["runs"] == 4
+    found = {
+        name: {path.name: json.loads(path.read_text()) for path in (tmp_path / name).glob("own-*.json")}
+        for name in ("one", "more")
+    }
+    assert sorted(found["one"]) == sorted(found["more"])
+    for name, one in found["one"].items():
+        assert [entry["scores"] for entry in one["history"]] == [
+            entry["scores"] for entry in found["more"][name]["history"]
+        ]
+        assert [entry["loss_so_far"] for entry in one["history"]] == [
+            entry["loss_so_far"] for entry in found["more"][name]["history"]
+        ]
+    assert not list(tmp_path.glob("*/*.claim*"))
+
+
+def test_no_claim_is_left_where_one_of_those_trained_together_ends_by_an_interrupt(folders, tmp_path, monkeypatch):
+    folder, _ = folders
+    updates = []
+
+    def interrupted(self, batch, rate):
+        updates.append(batch)
+        if len(updates) == 5:
+            assert len(list(tmp_path.glob("*.claim*"))) == 3
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(stepper.Stepper, "step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        finetune(options_of(folder, tmp_path, together=3, seeds=4, epochs=2))
+    assert not list(tmp_path.glob("*.claim*"))
+    assert not list(tmp_path.glob("own-*.json"))
+
+
 def test_a_killed_process_leaves_a_queue_that_goes_on(folders, tmp_path):
     folder, _ = folders
     program = f"""
@@ -567,7 +604,7 @@ def test_unusable_options_are_refused(folders, tmp_path):
 
 
 def test_results_that_are_gone_when_the_work_is_done_are_an_error(folders, tmp_path, monkeypatch):
-    from latemask.downstream import runner
+    from latemask.downstream import worker
 
     def writes_and_loses(path, value):
         write_json(path, value)
@@ -575,7 +612,7 @@ def test_results_that_are_gone_when_the_work_is_done_are_an_error(folders, tmp_p
             path.unlink()
 
     folder, _ = folders
-    monkeypatch.setattr(runner, "write_json", writes_and_loses)
+    monkeypatch.setattr(worker, "write_json", writes_and_loses)
     with pytest.raises(Refusal, match="1 of 2 points without a result"):
         finetune(options_of(folder, tmp_path, seeds=2, epochs=1))
     monkeypatch.undo()
@@ -599,7 +636,7 @@ def test_compiling_pays_by_all_the_updates_that_a_process_makes(folders, tmp_pat
         return [dataclasses.replace(point, batch_rows=rows) for rows in (8, 16, 32) for point in found]
 
     monkeypatch.setattr("latemask.downstream.finetune.Stepper", Told)
-    monkeypatch.setattr("latemask.downstream.runner.points_of", points)
+    monkeypatch.setattr("latemask.downstream.worker.points_of", points)
     finetune(options_of(folder, tmp_path, seeds=2, epochs=1, batch_rows=None))
     assert told == [2 * 64 / 8, 2 * 64 / 16, float("inf")]
     few, many = stepper.COMPILE_FROM_UPDATES - 1, stepper.COMPILE_FROM_UPDATES

@@ -8,7 +8,7 @@ import hashlib
 import importlib.metadata
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from latemask.downstream.bucketed import DeviceRows, epoch_batches, sorted_batches
 from latemask.downstream.heads import FineTuned
 from latemask.downstream.inputs import Inputs
+from latemask.downstream.lanes import Lane, whole
 from latemask.downstream.problem import Evaluation, Problem, evaluated, score_of
 from latemask.downstream.settings import Settings
 from latemask.downstream.stepper import Labels, Stepper, autocast
@@ -117,8 +118,15 @@ class Bench:
     def updates(self, settings: Settings) -> int:
         return settings.epochs * -(-self.examples // settings.batch_rows)
 
-    def train(self, settings: Settings, advance: Callable[[float], None] = lambda updates: None) -> Training:
-        """Fine-tune from the first weights, and evaluate after every epoch. ``advance`` is told of every update."""
+    def train(self, settings: Settings) -> Training:
+        """Fine-tune from the first weights, and evaluate after every epoch."""
+        with Lane(self.device).entered():
+            return whole(self.training(settings))
+
+    def training(
+        self, settings: Settings, advance: Callable[[float], None] = lambda updates: None
+    ) -> Generator[None, None, Training]:
+        """``train`` in a lane, yielding after every update; ``advance`` is told of it."""
         if bench_key(settings) != self.key:
             raise ValueError("a bench trains points that differ only in rates, epochs, patience and seed")
         stepper, self.stepper.settings = self.stepper, settings
@@ -138,6 +146,7 @@ class Bench:
                 examples += len(counted)
                 real += int(self.lengths[counted].sum())
                 padded += batch.width * len(batch.rows)
+                yield
             self._synchronize()
             seconds += time.perf_counter() - begun
             evaluation = self.evaluate(settings)
@@ -178,7 +187,7 @@ class Bench:
 
     def _synchronize(self) -> None:
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            torch.cuda.current_stream(self.device).synchronize()
 
 
 def bench_key(settings: Settings) -> Settings:

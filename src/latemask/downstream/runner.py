@@ -1,26 +1,24 @@
-"""`latemask finetune`: points from the queue, one after the other or in several processes; then the table."""
+"""`latemask finetune`: points from the queue, in this process or in several; then the table."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from latemask import console
-from latemask.downstream.claims import ANEW, being_done, claimed, is_done, read_results
+from latemask.downstream.claims import ANEW, being_done, is_done, read_results
 from latemask.downstream.glue import HUB, HUB_SPLITS
-from latemask.downstream.grid import DIMENSIONS, LARGE_FROM_WIDTH, NEEDED, point_name, points_of, said, summarize
+from latemask.downstream.grid import NEEDED, said, summarize
 from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions
-from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
 from latemask.errors import Refusal
 from latemask.workers import deaf_to_interrupts, end_with_parent
@@ -44,8 +42,9 @@ def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
     Raises ``Refusal`` for unusable options, models or data, and, after the other points, where a process failed or
     results are gone.
     """
-    if options.seeds < 1 or options.parallel < 1:
-        raise Refusal("--seeds, --parallel", f"{options.seeds}, {options.parallel}", "at least 1")
+    for name in ("seeds", "parallel", "together"):
+        if getattr(options, name) < 1:
+            raise Refusal(f"--{name}", str(getattr(options, name)), "at least 1")
     tasks_of(options)
     out = output_folder(options.out, options.model)
     names = _work(options, out, 0) if options.parallel == 1 else _work_in_processes(options, out)
@@ -121,16 +120,6 @@ def output_folder(out: str, model: str) -> Path:
     return Path("runs") / path.resolve().name / "downstream"
 
 
-def base_settings(options: FinetuneOptions) -> tuple[Settings, dict[str, Any]]:
-    """Settings that all points share, and the dimensions of the grid that the options fix."""
-    names = {field.name for field in dataclasses.fields(Settings)}
-    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    fixed = {name: given.pop(name) for name in DIMENSIONS if given[name] is not None}
-    for name in DIMENSIONS:
-        given.pop(name, None)
-    return Settings(**given), fixed
-
-
 def _work_in_processes(options: FinetuneOptions, out: Path) -> list[str]:
     context = multiprocessing.get_context("spawn")
     workers, names = [], set()
@@ -170,93 +159,9 @@ def _worker(options: FinetuneOptions, out: Path, place: int, writer: Connection)
 
 
 def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
-    """Do every point that is free. Returns the names of all points."""
-    import torch
+    from latemask.downstream.worker import Worker
 
-    from latemask.downstream.finetune import Bench, Model, bench_key, result_of
-    from latemask.downstream.problem import cautions
-    from latemask.downstream.saving import save_finetuned
-    from latemask.training.distributed import pick_device
-
-    device = pick_device(place)
-    if options.parallel > 1 and device.type == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.parallel))
-    model = Model.load(options.model)
-    width = int(model.encoder.shape.width)  # type: ignore[union-attr,arg-type]
-    size = ("large" if width >= LARGE_FROM_WIDTH else "base") if options.size == "auto" else options.size
-    base, fixed = base_settings(options)
-    names, has_compiled = [], False
-    for task in tasks_of(options):
-        problem, bench = make_problem(task, options, model, base), None
-        for line in cautions(problem.facts["data"]) if place == 0 else ():
-            console.warn(line)
-        prints = {split: facts["fingerprint"] for split, facts in problem.facts["data"].items()}
-        identity = {"weights": model.facts["weights"], "tokenizer": model.facts["tokenizer"], "data": prints}
-        if problem.task.kind == "span":
-            identity["null_threshold"] = options.null_threshold
-        elif problem.task.name not in GLUE:  # of a task of one's own the name says nothing
-            identity |= {"kind": task.kind, "metrics": task.metrics, "labels": problem.task.labels}
-        # Points that share a bench come one after the other.
-        points = sorted(
-            points_of(task, options.grid, size, base, fixed, options.seeds), key=lambda point: point.batch_rows
-        )
-        for settings in points:
-            name = point_name(task, settings, identity)
-            names.append(name)
-            with claimed(out, name) as is_ours:
-                if not is_ours:
-                    continue
-                if bench is None or bench.key != bench_key(settings):
-                    bench = None  # its memory goes before the next one's comes
-                    alike = sum(bench_key(point) == bench_key(settings) for point in points)
-                    bench = Bench(model, problem, settings, device,
-                                  math.inf if has_compiled else alike / options.parallel)  # fmt: skip
-                    has_compiled |= bench.stepper.compiles
-                with _progress(name, bench.updates(settings), options.parallel == 1) as advance:
-                    training = bench.train(settings, advance)
-                result = result_of(model, problem, settings, training, device)
-                if options.predictions or problem.task.kind == "span":
-                    for file, value in training.evaluation.files.items():
-                        write_json(out / f"{name}.files" / file, value)
-                if options.save:
-                    save_finetuned(bench.net, model, problem, result, out / f"{name}.model")
-                write_json(out / f"{name}.json", result)
-                console.say(_line(name, result))
-    return names
-
-
-@contextlib.contextmanager
-def _progress(name: str, updates: int, is_alone: bool) -> Iterator[Callable[[float], None]]:
-    """A progress line, unless several processes would write into each other's."""
-    if is_alone:
-        with console.progress(name, updates, "updates") as advance:
-            yield advance
-    else:
-        yield lambda updates: None
-
-
-def make_problem(task: Task, options: FinetuneOptions, model: Any, settings: Settings) -> Any:
-    """Data of ``task`` against the model's tokenizer (``problem.Problem``)."""
-    from latemask.downstream.glue import read_task
-    from latemask.downstream.problem import TextProblem
-    from latemask.downstream.squad import SquadProblem, read_squad
-
-    inputs = model.inputs(settings)
-    if task.kind != "span":
-        task, examples = read_task(task, options.data)
-        return TextProblem(task, examples, inputs, settings)
-    folder = Path(options.data)
-    train = read_squad(folder / (options.train or "train-v2.0.json"))
-    dev = read_squad(folder / (options.dev or "dev-v2.0.json"))
-    return SquadProblem(train, dev, inputs, settings, options.null_threshold)
-
-
-def _line(name: str, result: dict[str, Any]) -> str:
-    flag = f"  DEGENERATE: {'; '.join(result['degenerate_because'])}" if result["degenerate"] else ""
-    mark = " (subset)" if result["subset"] else ""
-    return (f"{name}{mark}: {result['metric']} {result['score']:.4g} (majority "
-            f"{next(iter(result['majority'].values()))[result['metric']]:.4g}), {result['train_seconds']:.1f} s, "
-            f"{result['examples_per_second']:.0f} examples/s{flag}")  # fmt: skip
+    return Worker(options, out, place).work(tasks_of(options))
 
 
 def columns(summary: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

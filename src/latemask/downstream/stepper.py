@@ -49,7 +49,7 @@ class Labels:
 
 
 class Stepper:
-    """Model, optimizer and the data on one device. ``step`` never waits for the device."""
+    """Model, optimizer and the data on one device, to be used in a lane. ``step`` never waits for the device."""
 
     def __init__(self, model: FineTuned, rows: DeviceRows, labels: Labels, settings: Settings, device: torch.device,
                  batch_rows: int, updates: float):  # fmt: skip
@@ -143,18 +143,17 @@ class Stepper:
         self.skipped += ~finite
 
     def _captured(self, width: int) -> torch.cuda.CUDAGraph:
-        """The update at this width as a graph. Warming up leaves weights, sums and random numbers as they were."""
+        """The update at this width as a graph. Warming up leaves weights, sums and random numbers as they were.
+
+        It is captured in the lane's own stream: the workspace of matrix products goes by streams, and two graphs that
+        run at the same time must not share one.
+        """
         random = torch.cuda.get_rng_state(self.device)
-        aside = torch.cuda.Stream(self.device)
-        aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(aside):
-            for _ in range(2):
-                self._backward(width)
-                self.optimizer.zero_grad(set_to_none=True)
-        torch.cuda.current_stream(self.device).wait_stream(aside)
+        self._backward(width)
+        self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self.pool):
+            with torch.cuda.graph(graph, pool=self.pool, stream=torch.cuda.current_stream(self.device)):
                 self._update(width)
         except RuntimeError as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):

@@ -1,0 +1,135 @@
+"""One process of `latemask finetune`: its lanes take free points from the queue, train them and write the results."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from latemask import console
+from latemask.downstream.claims import claimed
+from latemask.downstream.finetune import Bench, Model, bench_key, result_of
+from latemask.downstream.glue import read_task
+from latemask.downstream.grid import DIMENSIONS, LARGE_FROM_WIDTH, point_name, points_of
+from latemask.downstream.lanes import in_turn
+from latemask.downstream.options import FinetuneOptions
+from latemask.downstream.problem import Problem, TextProblem, cautions
+from latemask.downstream.saving import save_finetuned
+from latemask.downstream.settings import Settings
+from latemask.downstream.squad import SquadProblem, read_squad
+from latemask.downstream.tasks import GLUE, Task
+from latemask.training.distributed import pick_device
+from latemask.writing import write_json
+
+
+class Worker:
+    """The model on one device, and what is common to all points. ``place``: which of the processes it is."""
+
+    def __init__(self, options: FinetuneOptions, out: Path, place: int):
+        self.options, self.out, self.place = options, out, place
+        self.device = pick_device(place)
+        if options.parallel > 1 and self.device.type == "cpu":
+            torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.parallel))
+        self.model = Model.load(options.model)
+        self.settings, self.fixed = base_settings(options)
+        self.has_compiled = False
+
+    def work(self, tasks: list[Task]) -> list[str]:
+        """Do every point that is free. Returns the names of all points."""
+        names = []
+        for task in tasks:
+            problem = make_problem(task, self.options, self.model, self.settings)
+            for line in cautions(problem.facts["data"]) if self.place == 0 else ():
+                console.warn(line)
+            points = self._points(problem)
+            names += points
+            in_turn([self._lane(problem, points) for _ in range(self.options.together)], self.device)
+        return names
+
+    def _points(self, problem: Problem) -> dict[str, Settings]:
+        """By their names; those that share a bench come one after the other."""
+        options, task = self.options, problem.task
+        prints = {split: facts["fingerprint"] for split, facts in problem.facts["data"].items()}
+        facts = self.model.facts
+        identity = {"weights": facts["weights"], "tokenizer": facts["tokenizer"], "data": prints}
+        if task.kind == "span":
+            identity["null_threshold"] = options.null_threshold
+        elif task.name not in GLUE:  # of a task of one's own the name says nothing
+            identity |= {"kind": task.kind, "metrics": task.metrics, "labels": task.labels}
+        size = options.size
+        if size == "auto":
+            width = int(self.model.encoder.shape.width)  # type: ignore[union-attr,arg-type]
+            size = "large" if width >= LARGE_FROM_WIDTH else "base"
+        found = points_of(task, options.grid, size, self.settings, self.fixed, options.seeds)
+        return {point_name(task, point, identity): point for point in sorted(found, key=lambda point: point.batch_rows)}
+
+    def _lane(self, problem: Problem, points: Mapping[str, Settings]) -> Generator[None, None, None]:
+        """Take one free point after the other; it yields after every update."""
+        options, bench = self.options, None
+        for name, settings in points.items():
+            with claimed(self.out, name) as is_ours:
+                if not is_ours:
+                    continue
+                if bench is None or bench.key != bench_key(settings):
+                    bench = None  # its memory goes before the next one's comes
+                    alike = sum(bench_key(point) == bench_key(settings) for point in points.values())
+                    bench = Bench(self.model, problem, settings, self.device,
+                                  math.inf if self.has_compiled else alike / options.parallel)  # fmt: skip
+                    self.has_compiled |= bench.stepper.compiles
+                is_alone = options.parallel * options.together == 1
+                with _progress(name, bench.updates(settings), is_alone) as advance:
+                    training = yield from bench.training(settings, advance)
+                result = result_of(self.model, problem, settings, training, self.device)
+                if options.predictions or problem.task.kind == "span":
+                    for file, value in training.evaluation.files.items():
+                        write_json(self.out / f"{name}.files" / file, value)
+                if options.save:
+                    save_finetuned(bench.net, self.model, problem, result, self.out / f"{name}.model")
+                write_json(self.out / f"{name}.json", result)
+                console.say(_line(name, result))
+
+
+def base_settings(options: FinetuneOptions) -> tuple[Settings, dict[str, Any]]:
+    """Settings that all points share, and the dimensions of the grid that the options fix."""
+    names = {field.name for field in dataclasses.fields(Settings)}
+    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    fixed = {name: given.pop(name) for name in DIMENSIONS if given[name] is not None}
+    for name in DIMENSIONS:
+        given.pop(name, None)
+    return Settings(**given), fixed
+
+
+@contextlib.contextmanager
+def _progress(name: str, updates: int, is_alone: bool) -> Iterator[Callable[[float], None]]:
+    """A progress line, unless several would write into each other's."""
+    if is_alone:
+        with console.progress(name, updates, "updates") as advance:
+            yield advance
+    else:
+        yield lambda updates: None
+
+
+def make_problem(task: Task, options: FinetuneOptions, model: Model, settings: Settings) -> Problem:
+    """Data of ``task`` against the model's tokenizer."""
+    inputs = model.inputs(settings)
+    if task.kind != "span":
+        task, examples = read_task(task, options.data)
+        return TextProblem(task, examples, inputs, settings)
+    folder = Path(options.data)
+    train = read_squad(folder / (options.train or "train-v2.0.json"))
+    dev = read_squad(folder / (options.dev or "dev-v2.0.json"))
+    return SquadProblem(train, dev, inputs, settings, options.null_threshold)
+
+
+def _line(name: str, result: dict[str, Any]) -> str:
+    flag = f"  DEGENERATE: {'; '.join(result['degenerate_because'])}" if result["degenerate"] else ""
+    mark = " (subset)" if result["subset"] else ""
+    return (f"{name}{mark}: {result['metric']} {result['score']:.4g} (majority "
+            f"{next(iter(result['majority'].values()))[result['metric']]:.4g}), {result['train_seconds']:.1f} s, "
+            f"{result['examples_per_second']:.0f} examples/s{flag}")  # fmt: skip
