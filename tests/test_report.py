@@ -25,7 +25,7 @@ from latemask.report.downstream import (
     similarity_table,
     tasks_table,
 )
-from latemask.report.folders import RunFolder, read_folders, readable
+from latemask.report.folders import RunFolder, left_out_of, read_folders, readable
 from latemask.report.page import ReportOptions, html_page, parts, run_report
 from latemask.report.published import TABLE_1
 from latemask.report.rank import masked_table, rank_drawings, rank_table, theory_parts
@@ -114,12 +114,63 @@ def test_what_a_refused_start_left_behind_is_passed_over_in_silence(tmp_path, ca
 @pytest.mark.parametrize("line", [{"kind": "end", "step": 3}, {"kind": "end", "reason": "steps"}, {"kind": "skip"},
                                   {"kind": "train", "step": 1, "tokens": 1, "seconds": "1", "loss": 1.0},
                                   {"kind": "validation", "step": 1}, {"kind": "train", "step": 1}])  # fmt: skip
-def test_a_line_made_by_hand_is_refused_by_its_number(line, tmp_path):
+def test_a_line_made_by_hand_is_left_out_and_named_by_its_number(line, tmp_path, capsys):
     folder = write_journal(tmp_path / "a")
+    [whole] = read_folders([folder])
     before = (folder / "journal.jsonl").read_text()
     (folder / "journal.jsonl").write_text(before + json.dumps(line) + "\n")
-    with pytest.raises(Refusal, match=rf"journal.jsonl: found line 9, of kind {line['kind']}"):
-        read_folders([folder])
+    [run] = read_folders([folder])
+    assert run.lines == whole.lines
+    [problem] = run.left_out
+    assert re.search(rf"journal.jsonl: found line 9, of kind {line['kind']}", str(problem))
+    assert capsys.readouterr().err == f"warning: left out: {problem}\n"
+
+
+DAMAGED = {
+    "rank.json": "{",
+    "downstream/point.json": json.dumps(point("rte", 0.5))[:-20],
+    "theory.json": json.dumps({"kind": "theory", "tau": "high"}),
+    "journal.jsonl": '{"kind": "train", "st',
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
+def test_what_is_damaged_is_left_out_and_said_on_page_and_terminal_and_by_the_exit_status(damaged, tmp_path, capsys):
+    good, bad = (put(write_journal(tmp_path / name), pairs(name, 0.7), point("rte", 0.6)) for name in ("good", "bad"))
+    arguments = ReportOptions((str(good), str(bad)), tmp_path / "r.html")
+    assert run_report(arguments) == 0
+    before = (tmp_path / "r.md").read_text()
+    capsys.readouterr()
+    with (bad / damaged).open("a") as file:
+        file.write(DAMAGED[damaged])
+    assert run_report(arguments) == 1
+    place = str(bad / damaged)
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: left out: {place}")
+    assert said.count("\n") == 1
+    assert place in Page((tmp_path / "r.html").read_text()).text
+    after = (tmp_path / "r.md").read_text()
+    top = after.index("## Runs")
+    assert place in after[:top]
+    assert after[top:] == before[before.index("## Runs") :], "everything else is there as it was"
+
+
+def test_a_damaged_file_of_a_sweep_is_said_once_and_its_runs_are_read(tmp_path):
+    for number in range(2):
+        write_journal(tmp_path / f"run-{number}")
+    (tmp_path / "sweep.json").write_text('{"kind": "sweep", "vary": {"mask')
+    folders = read_folders([tmp_path])
+    assert [folder.varied for folder in folders] == [(), ()]
+    assert [problem.where for problem in left_out_of(folders)] == [str(tmp_path / "sweep.json")]
+
+
+def test_a_journal_whose_start_is_damaged_says_so_and_the_results_beside_it_stand(tmp_path):
+    folder = put(write_journal(tmp_path / "a"), point("rte", 0.6))
+    text = (folder / "journal.jsonl").read_text()
+    (folder / "journal.jsonl").write_text(text[5:])
+    [run] = read_folders([folder])
+    assert (run.lines, len(run.results)) == ([], 1)
+    assert [problem.where for problem in run.left_out] == [f"{folder / 'journal.jsonl'}:1"]
 
 
 def test_losses_at_different_rates_are_said_not_to_compare(tmp_path):
@@ -223,9 +274,10 @@ def test_losses_that_are_not_finite_and_lines_cut_short_are_left_out(tmp_path):
     assert run.validation["step"] == 30
     assert run.ending == "not ended"
     assert [x for x, _ in plots.loss_points(run.lines, "step")] == [0, 30]
+    assert [problem.where for problem in run.left_out] == [f"{folder / 'journal.jsonl'}:10"]
     (folder / "journal.jsonl").write_text('{"kind": "start", "run": {}}\n{"kind": "train", "step": 1}\n')
-    with pytest.raises(Refusal, match="line 2, of kind train, without tokens"):
-        read_folders([folder])
+    [run] = read_folders([folder])
+    assert "line 2, of kind train, without tokens" in str(run.left_out[0])
     write_lines(folder, [{"kind": "start", "run": {}}])
     run_report(ReportOptions((str(folder),), tmp_path / "b.html"))
 
@@ -311,7 +363,7 @@ def test_refusals(tmp_path, capsys):
         read_folders([tmp_path / "number"])
     (tmp_path / "odd" / "rank.json").write_text("{")
     with pytest.raises(Refusal, match=r"rank\.json"):
-        read_folders([tmp_path / "odd", good])
+        read_folders([tmp_path / "odd"])
     (tmp_path / "other.json").write_text("[1]")
     with pytest.raises(Refusal, match="no result"):
         read_folders([tmp_path / "other.json"])

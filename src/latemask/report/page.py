@@ -9,7 +9,7 @@ from pathlib import Path
 
 from latemask import console
 from latemask.errors import Refusal
-from latemask.report.folders import RunFolder, read_folders
+from latemask.report.folders import RunFolder, left_out_of, read_folders
 from latemask.report.tables import Drawing, Table, anchor, marked_down
 from latemask.writing import write_whole
 
@@ -43,7 +43,8 @@ Part = Table | Drawing
 class ReportOptions:
     """Put runs side by side: one HTML page that needs nothing else, and the same as Markdown beside it.
 
-    Shows what there is: journals, and the JSON of rank, theory, finetune and evaluate in the run folders.
+    Shows what there is: journals, and the JSON of rank, theory, finetune and evaluate in the run folders. Files that are
+    damaged are left out, which the page says first, and the exit status (1).
     """
 
     runs: tuple[str, ...]
@@ -54,15 +55,18 @@ class ReportOptions:
     """Heading of the page."""
 
 
-def run_report(options: ReportOptions) -> None:
-    """What ``latemask report`` does: read folders, write page, Markdown and figures."""
+def run_report(options: ReportOptions) -> int:
+    """What ``latemask report`` does: read folders, write page, Markdown and figures. Returns 0, or 1 where something
+    damaged was left out."""
     if not options.runs:
         raise Refusal("report", "no run folder", "one or more, such as runs/*")
     out = options.out if options.out.suffix else options.out.with_suffix(".html")
     if out.suffix not in (".html", ".htm") or out.is_dir():
         raise Refusal("--out", str(options.out), "the name of an .html file")
-    for path in write_report(read_folders(options.runs), out, options.title):
+    folders = read_folders(options.runs)
+    for path in write_report(folders, out, options.title):
         console.say(f"wrote {path}")
+    return 1 if left_out_of(folders) else 0
 
 
 def write_report(folders: Sequence[RunFolder], out: Path, title: str) -> list[Path]:
@@ -84,6 +88,9 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
     """Everything that the folders hold, in the order of the page."""
     from latemask.report import costs, curves, downstream, rank, runs, trend
 
+    if left_out := left_out_of(folders):
+        rows = tuple((problem.where, problem.found, problem.wanted) for problem in left_out)
+        yield Table("Left out", ("file", "found", "wanted"), rows, "Damaged: nothing of these is on this page.")
     journals = [folder for folder in folders if folder.lines]
     tables: list[Table | None] = []
     if journals:
