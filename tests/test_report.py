@@ -17,14 +17,8 @@ from latemask.errors import Refusal
 from latemask.report import plots
 from latemask.report.costs import costs_table
 from latemask.report.curves import checkpoint_drawings, loss_drawings
-from latemask.report.downstream import (
-    entries,
-    glue_table,
-    masked_loss_table,
-    pairs_table,
-    similarity_table,
-    tasks_table,
-)
+from latemask.report.downstream import entries, glue_table, tasks_table
+from latemask.report.evaluations import finetuned_table, masked_loss_table, pairs_table, similarity_table
 from latemask.report.folders import RunFolder, left_out_of, read_folders, readable
 from latemask.report.page import ReportOptions, html_page, parts, run_report
 from latemask.report.published import TABLE_1
@@ -34,6 +28,7 @@ from latemask.report.tables import Drawing, Table, crossed, shown
 from latemask.report.trend import sweeps, trend_drawings, trend_table
 from reported import (
     everything,
+    finetuned,
     masked_loss,
     pairs,
     point,
@@ -437,7 +432,7 @@ def refusal_of(file: Path) -> Refusal | None:
 
 
 RESULTS = [study("runs/x", depth=1), theory("runs/x", depth=1), point("squad2", 70.0), point("rte", 0.6),
-           pairs("x", 0.7), masked_loss("x", 2.0), similarity("x")]  # fmt: skip
+           pairs("x", 0.7), masked_loss("x", 2.0), similarity("x"), finetuned("x", 0.7)]  # fmt: skip
 
 
 @pytest.mark.parametrize("result", RESULTS, ids=lambda result: result.get("suite", result.get("task", result["kind"])))
@@ -554,6 +549,21 @@ def test_minimal_pairs_and_masked_losses(tmp_path):
     losses = masked_loss_table(folders)
     assert row_of(losses, "x")["nats per masked token"] == 2.5
     assert "do not compare" in losses.note
+
+
+def test_saved_models_have_a_row_for_each_development_file(tmp_path):
+    part = finetuned("x", 0.33, is_constant=True) | {"subset": {"train": "10 of 1,000"}, "options": {"data": "mine"}}
+    table = finetuned_table(read_folders([put(tmp_path / "x", finetuned("x", 0.7), part)]))
+    assert table is not None
+    assert [row[2:] for row in table.rows] == [
+        ("MNLI-(m/mm)", "MNLI", "matched", "accuracy 70.0"),
+        ("MNLI-(m/mm)", "MNLI", "mismatched", "accuracy 70.1"),
+        ("MNLI-(m/mm)", "mine", "matched", "accuracy 33.0 † ‡"),
+        ("MNLI-(m/mm)", "mine", "mismatched", "accuracy 33.1 † ‡"),
+    ]
+    assert {row[:2] for row in table.rows} == {("x", "mnli-e3-lr2e-05-b32-w0.06-s0-abc.model")}
+    assert "‡ Degenerate" in table.note
+    assert "train 10 of 1,000" in table.note
 
 
 def test_minimal_pairs_of_different_data_stay_apart(tmp_path):

@@ -43,8 +43,8 @@ Part = Table | Drawing
 class ReportOptions:
     """Put runs side by side: one HTML page that needs nothing else, and the same as Markdown beside it.
 
-    Shows what there is: journals, and the JSON of rank, theory, finetune and evaluate in the run folders. Files that are
-    damaged are left out, which the page says first, and the exit status (1).
+    Shows what there is: journals, and the JSON of rank, theory, finetune and evaluate in the run folders. What is
+    damaged is left out, which the page says first, and the exit status (1).
     """
 
     runs: tuple[str, ...]
@@ -86,7 +86,7 @@ def write_report(folders: Sequence[RunFolder], out: Path, title: str) -> list[Pa
 
 def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
     """Everything that the folders hold, in the order of the page."""
-    from latemask.report import costs, curves, downstream, rank, runs, trend
+    from latemask.report import costs, curves, downstream, evaluations, rank, runs, trend
 
     if left_out := left_out_of(folders):
         rows = tuple((problem.where, problem.found, problem.wanted) for problem in left_out)
@@ -105,8 +105,9 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
         yield from trend.trend_drawings(fields, members)
     yield from filter(None, [downstream.glue_table(folders)])
     yield from curves.checkpoint_drawings(folders)
-    yield from filter(None, [downstream.tasks_table(folders), downstream.pairs_table(folders),
-                             downstream.masked_loss_table(folders), downstream.similarity_table(folders)])  # fmt: skip
+    yield from filter(None, [downstream.tasks_table(folders), evaluations.finetuned_table(folders),
+                             evaluations.pairs_table(folders), evaluations.masked_loss_table(folders),
+                             evaluations.similarity_table(folders)])  # fmt: skip
     yield from filter(None, [rank.rank_table(folders), rank.masked_table(folders)])
     yield from rank.rank_drawings(folders)
     yield from rank.theory_parts(folders)
