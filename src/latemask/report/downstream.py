@@ -18,6 +18,7 @@ from latemask.report.published import TABLE_1
 from latemask.report.tables import Table, Value
 
 SUBSET, DEGENERATE = "†", "‡"
+AVERAGE = "AVG"
 READ_SO = (
     "Development sets; medians over seeds at the best setting of each task [lowest..highest seed]. Matthews for CoLA, "
     "Spearman for STS-B, accuracy elsewhere (MNLI: matched/mismatched). AVG: over the eight tasks, MNLI by its matched "
@@ -90,6 +91,24 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
                 if key not in found or _completeness(entry) >= _completeness(found[key]):
                     found[key] = entry
     return list(found.values())
+
+
+def averages(found: Sequence[Entry]) -> list[Entry]:
+    """GLUE's average of each model that all eight tasks were tried on, with the marks of all of them."""
+    by_model: dict[tuple[str, str], dict[str, Entry]] = {}
+    for entry in found:
+        if entry.task in GLUE and entry.summary is not None:
+            by_model.setdefault((entry.folder.name, entry.model["weights"]), {})[entry.task] = entry
+    made = []
+    for tasks in by_model.values():
+        average = glue_average({task: entry.shown for task, entry in tasks.items()})
+        if average is not None:
+            some = next(iter(tasks.values()))
+            subset = {f"{entry.title} {split}": of for entry in tasks.values() for split, of in entry.subset.items()}
+            failed = sum(entry.summary["degenerate"] for entry in tasks.values() if entry.summary)
+            made.append(Entry(some.folder, some.model, AVERAGE, "GLUE average", "mean of eight tasks", average, subset,
+                              {"degenerate": failed}))  # fmt: skip
+    return made
 
 
 def _completeness(entry: Entry) -> tuple[bool, int]:

@@ -81,6 +81,11 @@ class RunFolder:
         return {name: max((line[name] for line in self.lines if line.get(name) is not None), default=0)
                 for name in ("step", "tokens", "seconds")}  # fmt: skip
 
+    @property
+    def card_seconds(self) -> float:
+        """Seconds of training times the cards it ran on."""
+        return float(self.reached["seconds"]) * (self.start.get("world") or 1)
+
     def flops_at(self, step: int) -> float | None:
         """FLOPs of the plain objective until ``step``; None without a journal."""
         rows, row_tokens = self.fields.get("training.batch_rows"), self.fields.get("shape.row_tokens")

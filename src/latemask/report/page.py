@@ -86,7 +86,20 @@ def write_report(folders: Sequence[RunFolder], out: Path, title: str) -> list[Pa
 
 def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
     """Everything that the folders hold, in the order of the page."""
-    from latemask.report import costs, curves, downstream, evaluations, rank, runs, trend
+    from latemask.report import (
+        costs,
+        curves,
+        downstream,
+        evaluations,
+        front,
+        rank,
+        rank_by_layer,
+        runs,
+        seeds,
+        theory,
+        time_to_quality,
+        trend,
+    )
 
     if left_out := left_out_of(folders):
         rows = tuple((problem.where, problem.found, problem.wanted) for problem in left_out)
@@ -103,14 +116,19 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
     for fields, members in trend.sweeps(journals):
         yield trend.trend_table(fields, members)
         yield from trend.trend_drawings(fields, members)
+    yield from seeds.seeds_tables(folders)
+    yield from filter(None, [front.cost_table(folders)])
+    yield from front.front_drawings(folders)
+    yield from filter(None, [time_to_quality.time_table(folders)])
     yield from filter(None, [downstream.glue_table(folders)])
     yield from curves.checkpoint_drawings(folders)
     yield from filter(None, [downstream.tasks_table(folders), evaluations.finetuned_table(folders),
                              evaluations.pairs_table(folders), evaluations.masked_loss_table(folders),
                              evaluations.similarity_table(folders)])  # fmt: skip
     yield from filter(None, [rank.rank_table(folders), rank.masked_table(folders)])
-    yield from rank.rank_drawings(folders)
-    yield from rank.theory_parts(folders)
+    yield from rank_by_layer.rank_drawings(folders)
+    yield from rank_by_layer.layer_tables(folders)
+    yield from theory.theory_parts(folders)
     yield from filter(None, [costs.costs_table(journals)])
 
 
