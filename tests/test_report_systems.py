@@ -21,7 +21,7 @@ from latemask.report.front import cost_table, front, front_drawings
 from latemask.report.rank import rank_table
 from latemask.report.rank_by_layer import layer_tables, rank_drawings
 from latemask.report.seeds import Difference, seeds_tables, value_at
-from latemask.report.systems import reference, systems
+from latemask.report.systems import alike, reference, systems
 from latemask.report.tables import Table
 from latemask.report.time_to_quality import time_table, time_to
 from reported import masked_loss, pairs, point, put, study, write_curve, write_journal, write_lines
@@ -73,6 +73,20 @@ def test_others_are_set_beside_the_peer_or_mlm_at_the_usual_rate(tmp_path):
     assert len(found) == 4, "a peer is no run of ours"
     assert reference(found).name == "roberta"
     assert reference(found[:1]).name == "mae_lm_tiny"
+
+
+def test_seeds_of_a_system_have_one_colour_and_marker_and_each_its_dash(tmp_path):
+    for seed, name in itertools.product((1, 2, 3), ("mlm_tiny", "mae_lm_tiny")):
+        seeded(tmp_path / f"{name}-{seed}", name, seed)
+    put(tmp_path / "other", point("rte", 0.5, run="other", step=None))
+    runs = alike(read_folders([*sorted(tmp_path.iterdir())]))
+    looks = {run.name: run.look.style for run in runs}
+    colours = {name: {looks[f"{name}-{seed}"]["color"] for seed in (1, 2, 3)} for name in ("mlm_tiny", "mae_lm_tiny")}
+    assert all(len(found) == 1 for found in colours.values())
+    assert len({looks["other"]["color"], *itertools.chain(*colours.values())}) == 3
+    assert len({str(looks[f"mlm_tiny-{seed}"]["linestyle"]) for seed in (1, 2, 3)}) == 3
+    alone = read_folders([tmp_path / f"mlm_tiny-{seed}" for seed in (1, 2, 3)])
+    assert [run.look for run in alike(alone)] == [run.look for run in alone]
 
 
 # Seed noise
@@ -273,4 +287,4 @@ def test_ranks_of_seeds_are_one_line_with_a_band_and_a_column_of_medians(tmp_pat
     assert clean.rows[-1] == ("4", "90 [80..100]", "90 [80..100]", "110 [100..120]", "90 [80..100]")
     row = cells(rank_table(folders), "mae_lm_tiny-1")
     assert (row["pretrained"], row["SQuAD 2.0"]) == ("80 (82)", "100 (102)"), "in one row, though of other texts"
-    assert "SQuAD 2.0: held-out.jsonl" in rank_table(folders).note
+    assert "pretrained en, SQuAD 2.0 held-out.jsonl" in rank_table(folders).note

@@ -43,6 +43,8 @@ class RunFolder:
     """What is wrong with each of its files, or lines of its journal, that cannot be read."""
     number: int = 0
     """Its place on the page: what figures choose its colour and marker by."""
+    line: int = 0
+    """Its place among those of one number: what figures choose its dash by."""
 
     @property
     def has_something(self) -> bool:
@@ -50,7 +52,7 @@ class RunFolder:
 
     @property
     def look(self) -> Look:
-        return Look(self.number)
+        return Look(self.number, self.line)
 
     def last(self, kind: str) -> dict[str, Any]:
         """The last line of a kind; empty where there is none."""

@@ -96,11 +96,13 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
         rank_by_layer,
         runs,
         seeds,
+        systems,
         theory,
         time_to_quality,
         trend,
     )
 
+    folders = systems.alike(folders)
     if left_out := left_out_of(folders):
         rows = tuple((problem.where, problem.found, problem.wanted) for problem in left_out)
         yield Table("Left out", ("file", "found", "wanted"), rows, "Damaged: nothing of these is on this page.")

@@ -269,9 +269,10 @@ def _by_layer(found: Sequence[tuple[str, Mapping[str, Any], str]], looks: Sequen
         spread = [layer for layer in study["layers"] if layer[key] and "lowest" in layer[key]]
         low, high = ([layer[key][end] for layer in spread] for end in ("lowest", "highest"))
         band = {"color": line.get_color(), "alpha": 0.15, "linewidth": 0}
-        figure.axes[0].fill_between([layer["layer"] for layer in spread], low, high, **band)
+        if spread:
+            figure.axes[0].fill_between([layer["layer"] for layer in spread], low, high, **band)
     figure.axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.axes[0].set_ylim(bottom=0)
+    figure.axes[0].set_ylim(0, 1.05 * figure.axes[0].dataLim.y1 if series else None)
     return figure
 
 

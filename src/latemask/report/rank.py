@@ -43,8 +43,8 @@ def rank_table(folders: Sequence[RunFolder]) -> Table | None:
     texts = {task: sorted({Path(str(study.get("data"))).name for study in found if study["on"] == task and
                            study.get("data")}) for task in tasks}  # fmt: skip
     if len({str(names) for names in texts.values() if names}) > 1:
-        said = (f"{task_title(task)}: {', '.join(names)}" for task, names in texts.items() if names)
-        note += f" Of different texts. {'; '.join(said)}."
+        said = (f"{task_title(task)} {' '.join(names)}" for task, names in texts.items() if names)
+        note += f" Of different texts: {', '.join(said)}."
     if any("*" in cell for row in rows.values() for cell in row.values()):
         note += STARRED
     columns = ("model", *(task_title(task) for task in tasks), "dimensions", "tau", "special tokens")

@@ -79,7 +79,7 @@ def _table(base: System, other: System) -> Table:
         first, second = ([pair[side] for pair in having.values()] for side in (0, 1))
         changes = [after.value - before.value for before, after in having.values()]
         is_loss, difference = first[0].is_loss, Difference.of(changes)
-        digits = 3 if is_loss and name != SECONDS else 1
+        digits = 3 if is_loss else 1
         spread = "" if math.isinf(difference.half_width) else f" ± {difference.half_width:.{digits}f}"
         verdict = difference.word(is_loss, first[0].is_neutral)
         each = " ".join(f"{change:+.{digits}f}" for change in changes)
@@ -109,7 +109,7 @@ def _paired(before: RunFolder, after: RunFolder) -> dict[str, tuple[Measure, Mea
                 mine[name]._replace(value=first),
                 its[name]._replace(value=second),
             )
-    first, second = (Measure(run.card_seconds, is_loss=True) for run in (before, after))
+    first, second = (Measure(run.card_seconds, is_neutral=True) for run in (before, after))
     ranks, its_ranks = last_ranks(before), last_ranks(after)
     studied = {name: (Measure(ranks[name], is_neutral=True), Measure(its_ranks[name], is_neutral=True))
                for name in ranks if name in its_ranks}  # fmt: skip

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from latemask.report.folders import RunFolder
+from latemask.report.looks import DASHES, MOST_RUNS
 from latemask.report.runs import setting
 
 SEEDS = ("training.seed", "training.data_seed")
@@ -61,6 +62,19 @@ def reference(found: Sequence[System]) -> System:
     mlm = [system for system in found if system.is_mlm]
     usual = [system for system in mlm if system.runs[0].fields.get("masking.rate") == MLM_RATE]
     return next(iter([*(system for system in found if system.is_peer), *usual, *mlm, *found]))
+
+
+def alike(folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """The same folders, the seeds of a system of one colour and marker, told apart by dash; as they are where no system
+    has several seeds, one is all there is, or there are more than can be told apart."""
+    found = systems(folders)
+    most_seeds = max((len(system.runs) for system in found), default=0)
+    others = [folder.name for folder in folders if not folder.lines]
+    if len(found) < 2 or len(found) + len(others) > MOST_RUNS or not 1 < most_seeds <= len(DASHES):
+        return list(folders)
+    places = {run.name: (number, line) for number, system in enumerate(found) for line, run in enumerate(system.runs)}
+    places |= {name: (len(found) + number, 0) for number, name in enumerate(others)}
+    return [replace(folder, number=places[folder.name][0], line=places[folder.name][1]) for folder in folders]
 
 
 def seed_of(run: RunFolder) -> str:
