@@ -203,19 +203,26 @@ def test_on_the_front_are_those_that_none_as_cheap_is_as_good_as(points, is_loss
 
 
 def test_quality_stands_beside_cost_and_a_figure_joins_the_front(tmp_path):
+    part = {"subset": {"pairs": "the first 2 of each file"}}
     for name, seconds, loss in (("mlm_tiny", 100, 3.0), ("three_ml_tiny", 80, 3.1), ("mae_lm_tiny", 120, 3.2)):
-        put(write_curve(tmp_path / name, name, loss, seconds), pairs(name, loss / 4, step=1000))
+        put(write_curve(tmp_path / name, name, loss, seconds), pairs(name, loss / 4, step=1000) | part)
     folders = read_folders([tmp_path])
     table = cost_table(folders)
     mlm, three, mae = (cells(table, name) for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny"))
     assert [each["of mlm_tiny's"] for each in (mlm, three, mae)] == ["100.0%", "80.0%", "120.0%"]
     assert [str(each["validation loss"]).endswith("◆") for each in (mlm, three, mae)] == [True, True, False]
-    assert [each["Minimal pairs"] for each in (mlm, three, mae)] == ["75.0", "77.5 ◆", "80.0 ◆"]
+    assert [each["Minimal pairs †"] for each in (mlm, three, mae)] == ["75.0", "77.5 ◆", "80.0 ◆"]
     assert "one seed" in table.note
     drawings = {drawing.name: drawing for drawing in front_drawings(folders)}
     assert set(drawings) == {"front-validation-loss", "front-minimal-pairs"}
+    assert ["subsets" in drawing.note for drawing in drawings.values()] == [False, True]
     for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny"):
         assert f">{name}<" in drawings["front-validation-loss"].svg
+    for number in range(20):
+        write_curve(tmp_path / f"dear-{number}", "mlm_tiny", 3.0, 500, {"training.steps": 2000 + number})
+    crowded = front_drawings(read_folders([tmp_path]))[0].svg
+    assert ">21 more, grey<" in crowded, "of many only those on the front are named"
+    assert [f">{name}<" in crowded for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny")] == [True, True, False]
     two = read_folders([tmp_path / "mlm_tiny", tmp_path / "mae_lm_tiny"])
     assert not front_drawings(two)
     assert "◆" not in str(cost_table(two))

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from latemask.report import plots
 from latemask.report.folders import RunFolder
+from latemask.report.looks import Look
 from latemask.report.measures import LOSSES, Measure, cautions, losses_compare, measures
 from latemask.report.systems import System, reference, systems
 from latemask.report.tables import Drawing, Table, Value, anchor
@@ -105,11 +106,16 @@ def _note(found: Sequence[tuple[System, list[RunFolder]]], rows: Sequence[tuple[
 def front_drawings(folders: Sequence[RunFolder]) -> list[Drawing]:
     """A figure a measure: quality against card-seconds, of three systems or more."""
     drawings = []
-    for name, (points, is_loss) in _points(_ended(folders)).items():
+    ended = _ended(folders)
+    looks = {system.name: Look(runs[0].number) for system, runs in ended}
+    for name, (points, is_loss) in _points(ended).items():
         if len(points) < FEWEST:
             continue
-        drawn = plots.front(points, front(points, is_loss), "card-seconds of pretraining", LOSSES.get(name, name))
+        across, up = "card-seconds of pretraining", LOSSES.get(name, name)
+        drawn = plots.front(points, front(points, is_loss), across, up, {each: looks[each] for each in points})
         title = f"{name[0].upper()}{name[1:]} against card-seconds"
+        marks = " ".join(measures(run)[name].mark for _, runs in ended for run in runs if name in measures(run))
         note = "Joined: the front, the best for its price. Means over seeds; the table has every system."
+        note += cautions([run for _, runs in ended for run in runs], [name], marks)
         drawings.append(Drawing(f"front-{anchor(name)}", title, plots.svg(drawn), note))
     return drawings

@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from latemask.report.flops import plain_flops
-from latemask.report.looks import COLOURS, REST, Look
+from latemask.report.looks import MOST_RUNS, Look
 from latemask.training.journal import PER_MASKED, PER_TOKEN
 from latemask.writing import write_whole
 
@@ -232,25 +232,28 @@ def trend(
     return figure
 
 
-MOST_NAMED = 6
-"""Points of a front's figure that are all named; of more only those on the front."""
-
-
-def front(points: Mapping[str, Point], on_front: Sequence[str], across: str, up: str) -> Figure:
-    """Named (cost, quality) points, and the steps that join those ``on_front``, cheapest first."""
+def front(
+    points: Mapping[str, Point], on_front: Sequence[str], across: str, up: str, looks: Mapping[str, Look]
+) -> Figure:
+    """Named (cost, quality) points, and the steps that join those ``on_front``, cheapest first. The legend names all
+    where their looks tell all apart, else those on the front."""
+    if not all(look.is_told_apart for look in looks.values()):
+        looks = {name: Look(on_front.index(name)) if name in on_front else Look(MOST_RUNS) for name in points}
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=SIZE_INCHES, layout="constrained")
         stairs = [points[name] for name in on_front]
-        axes.plot(*zip(*stairs, strict=True), drawstyle="steps-post", color=COLOURS[0], linewidth=1.2)
+        axes.plot(*zip(*stairs, strict=True), drawstyle="steps-post", color="#555555", linewidth=0.8)
+        drawn = {}
         for name, (x, y) in points.items():
-            is_on = name in on_front
-            axes.plot([x], [y], marker="o", color=COLOURS[0] if is_on else REST["color"], linestyle="none")
-            if is_on or len(points) <= MOST_NAMED:
-                axes.annotate(_shortened(name), (x, y), xytext=(5, -3), textcoords="offset points", fontsize=7,
-                              rotation=-20, va="top", color="#111111" if is_on else "#555555",
-                              parse_math=False)  # fmt: skip
+            style = {"marker": "o", **looks[name].style, "linestyle": "none", "markersize": 6}
+            [drawn[name]] = axes.plot([x], [y], **style)
+        named = [name for name in points if looks[name].is_told_apart]
+        entries = {name: drawn[name] for name in named}
+        if rest := [name for name in points if name not in named]:
+            entries[f"{len(rest)} more, grey"] = drawn[rest[0]]
         axes.set(xlabel=across, ylabel=up)
-        axes.margins(x=0.18, y=0.18)
+        axes.margins(0.1)
+        _legend(figure, axes, list(entries.values()), list(entries))
     return figure
 
 
