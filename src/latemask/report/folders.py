@@ -84,6 +84,12 @@ class RunFolder:
                 for name in ("step", "tokens", "seconds")}  # fmt: skip
 
     @property
+    def cards(self) -> str | None:
+        """The card it ran on, with their number where it is more than one."""
+        world, card = self.start.get("world") or 1, self.start.get("card")
+        return f"{world} x {card}" if world > 1 else card
+
+    @property
     def card_seconds(self) -> float:
         """Seconds of training times the cards it ran on."""
         return float(self.reached["seconds"]) * (self.start.get("world") or 1)

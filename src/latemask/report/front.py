@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from latemask.report import plots
 from latemask.report.folders import RunFolder
@@ -17,6 +18,46 @@ FEWEST = 3
 ON_FRONT = "◆"
 
 
+@dataclass(frozen=True)
+class Priced:
+    """A system, its ``runs`` that came to their end, and what each of these is worth."""
+
+    system: System
+    runs: list[RunFolder]
+    scores: Mapping[str, list[Measure]]
+
+    @property
+    def card_seconds(self) -> float:
+        """Of a run: the mean over seeds."""
+        return statistics.fmean(run.card_seconds for run in self.runs)
+
+
+def _priced(folders: Sequence[RunFolder]) -> list[Priced]:
+    """Without systems no run of which has ended, and without the tasks whose average stands beside them."""
+    found = []
+    for system in systems(folders):
+        runs, scores = [run for run in system.runs if run.has_ended], {}
+        for run in runs:
+            for name, measure in measures(run).items():
+                if not measure.is_part:
+                    scores.setdefault(name, []).append(measure)
+        found += [Priced(system, runs, scores)] if runs else []
+    return found
+
+
+def _names(found: Sequence[Priced]) -> list[str]:
+    return list(dict.fromkeys(name for priced in found for name in priced.scores))
+
+
+def _front(name: str, found: Sequence[Priced]) -> tuple[dict[str, plots.Point], list[str]]:
+    """(card-seconds, mean) of each system that has a measure, and those on the front; none there of fewer than
+    ``FEWEST``."""
+    having = [priced for priced in found if name in priced.scores]
+    points = {priced.system.name: (priced.card_seconds, statistics.fmean(one.value for one in priced.scores[name]))
+              for priced in having}  # fmt: skip
+    return points, front(points, having[0].scores[name][0].is_loss) if len(points) >= FEWEST else []
+
+
 def front(points: Mapping[str, plots.Point], is_loss: bool) -> list[str]:
     """The names of (cost, quality) ``points`` that no other at the same or a lower cost equals, cheapest first."""
     sign, best, found = -1 if is_loss else 1, float("-inf"), []
@@ -27,56 +68,24 @@ def front(points: Mapping[str, plots.Point], is_loss: bool) -> list[str]:
     return found
 
 
-def _ended(folders: Sequence[RunFolder]) -> list[tuple[System, list[RunFolder]]]:
-    """Systems with their runs that have come to their end."""
-    found = [(system, [run for run in system.runs if run.has_ended]) for system in systems(folders)]
-    return [(system, runs) for system, runs in found if runs]
-
-
-def _scores(runs: Sequence[RunFolder]) -> dict[str, list[Measure]]:
-    """What each run is worth, without the tasks whose average stands beside them."""
-    found: dict[str, list[Measure]] = {}
-    for run in runs:
-        for name, measure in measures(run).items():
-            if not measure.is_part:
-                found.setdefault(name, []).append(measure)
-    return found
-
-
-def _cost(runs: Sequence[RunFolder]) -> float:
-    return statistics.fmean(run.card_seconds for run in runs)
-
-
-def _points(found: Sequence[tuple[System, list[RunFolder]]]) -> dict[str, tuple[dict[str, plots.Point], bool]]:
-    """By measure: (card-seconds, value) of each system, means over seeds, and whether less is better."""
-    points: dict[str, tuple[dict[str, plots.Point], bool]] = {}
-    for system, runs in found:
-        for name, ones in _scores(runs).items():
-            value = statistics.fmean(one.value for one in ones)
-            points.setdefault(name, ({}, ones[0].is_loss))[0][system.name] = (_cost(runs), value)
-    return points
-
-
 def cost_table(folders: Sequence[RunFolder]) -> Table | None:
     """One row a system: tokens, card-seconds, and every score; None for fewer than two."""
-    found = _ended(folders)
+    found = _priced(folders)
     if len(found) < 2:
         return None
-    base = reference([system for system, _ in found])
-    base_cost = next(_cost(runs) for system, runs in found if system is base)
-    points = _points(found)
-    fronts = {name: front(of, is_loss) for name, (of, is_loss) in points.items()}
+    base = reference([priced.system for priced in found])
+    base_cost = next(priced.card_seconds for priced in found if priced.system is base)
+    names = _names(found)
+    fronts = {name: _front(name, found)[1] for name in names}
     rows: list[tuple[Value, ...]] = []
-    for system, runs in found:
-        scores, cost = _scores(runs), _cost(runs)
-        cells = [_cell(scores.get(name, []), system.name in fronts[name] and len(points[name][0]) >= FEWEST)
-                 for name in points]  # fmt: skip
-        tokens = statistics.fmean(run.reached["tokens"] for run in runs)
-        rows.append(
-            (system.name, len(runs), tokens / 1e6, cost, f"{cost / base_cost:.1%}" if base_cost else None, *cells)
-        )
-    columns = ("system", "seeds", "million tokens", "card-seconds", f"of {base.name}'s", *points)
-    return Table("Quality beside cost", columns, tuple(rows), _note(found, rows, list(points)))
+    for priced in found:
+        own, cost = priced.system.name, priced.card_seconds
+        cells = (_cell(priced.scores.get(name, []), own in fronts[name]) for name in names)
+        tokens = statistics.fmean(run.reached["tokens"] for run in priced.runs)
+        share = f"{cost / base_cost:.1%}" if base_cost else None
+        rows.append((own, len(priced.runs), tokens / 1e6, cost, share, *cells))
+    columns = ("system", "seeds", "million tokens", "card-seconds", f"of {base.name}'s", *names)
+    return Table("Quality beside cost", columns, tuple(rows), _note(found, rows, names))
 
 
 def _cell(ones: Sequence[Measure], is_on_front: bool) -> str | None:
@@ -89,14 +98,13 @@ def _cell(ones: Sequence[Measure], is_on_front: bool) -> str | None:
     return " ".join(part for part in text if part)
 
 
-def _note(found: Sequence[tuple[System, list[RunFolder]]], rows: Sequence[tuple[Value, ...]],
-          names: Sequence[str]) -> str:  # fmt: skip
+def _note(found: Sequence[Priced], rows: Sequence[tuple[Value, ...]], names: Sequence[str]) -> str:
     text = " ".join(str(cell) for row in rows for cell in row)
-    every = [run for _, runs in found for run in runs]
+    every = [run for priced in found for run in priced.runs]
     said = "Means over pretraining seeds (± their deviation) of runs that came to their end."
     if ON_FRONT in text:
         said += f" {ON_FRONT} On the front: no system that is as cheap is as good."
-    if any(len(runs) == 1 for _, runs in found):
+    if any(len(priced.runs) == 1 for priced in found):
         said += " Of systems with one seed it is not known which differences are seed noise."
     if not losses_compare(every) and any(name in LOSSES for name in names):
         said += " Validated at different masking rates: these losses do not compare."
@@ -105,17 +113,18 @@ def _note(found: Sequence[tuple[System, list[RunFolder]]], rows: Sequence[tuple[
 
 def front_drawings(folders: Sequence[RunFolder]) -> list[Drawing]:
     """A figure a measure: quality against card-seconds, of three systems or more."""
+    found = _priced(folders)
     drawings = []
-    ended = _ended(folders)
-    looks = {system.name: Look(runs[0].number) for system, runs in ended}
-    for name, (points, is_loss) in _points(ended).items():
-        if len(points) < FEWEST:
+    for name in _names(found):
+        points, on_front = _front(name, found)
+        if not on_front:
             continue
-        across, up = "card-seconds of pretraining", LOSSES.get(name, name)
-        drawn = plots.front(points, front(points, is_loss), across, up, {each: looks[each] for each in points})
-        title = f"{name[0].upper()}{name[1:]} against card-seconds"
-        marks = " ".join(measures(run)[name].mark for _, runs in ended for run in runs if name in measures(run))
+        having = [priced for priced in found if name in priced.scores]
+        looks = {priced.system.name: Look(priced.runs[0].number) for priced in having}
+        drawn = plots.front(points, on_front, "card-seconds of pretraining", LOSSES.get(name, name), looks)
         note = "Joined: the front, the best for its price. Means over seeds; the table has every system."
-        note += cautions([run for _, runs in ended for run in runs], [name], marks)
+        marks = " ".join(measure.mark for priced in having for measure in priced.scores[name])
+        note += cautions([run for priced in having for run in priced.runs], [name], marks)
+        title = f"{name[0].upper()}{name[1:]} against card-seconds"
         drawings.append(Drawing(f"front-{anchor(name)}", title, plots.svg(drawn), note))
     return drawings

@@ -39,7 +39,7 @@ def measures(run: RunFolder) -> dict[str, Measure]:
     found: dict[str, Measure] = {}
     if run.validation:
         found[_loss(run)] = Measure(run.validation["loss"], is_loss=True)
-    for one in run.of("evaluation"):
+    for one in sorted(run.of("evaluation"), key=lambda one: one["model"].get("step") or 0):
         if one["suite"] == "masked-loss":
             found[f"masked loss, {data_of(one)}, {100 * one['rate']:.4g}%"] = Measure(one["loss"], is_loss=True)
     newest: dict[str, Entry] = {}
@@ -65,7 +65,7 @@ def curves(run: RunFolder) -> dict[str, list[plots.Point]]:
 def cautions(runs: Sequence[RunFolder], names: Sequence[str], cells: str) -> str:
     """What a reader of measures of these ``names`` must know: other cards, and the marks that stand in ``cells``."""
     said = []
-    if len(cards := sorted({str(run.start.get("card")) for run in runs})) > 1:
+    if len(cards := sorted({str(run.cards) for run in runs})) > 1:
         said.append(f"On different cards, so seconds do not compare: {', '.join(cards)}.")
     if LOSS in names and LOSS_OF_ROWS in names:
         said.append(ROWS_NOTE)
