@@ -264,7 +264,8 @@ def test_glue_s_average_of_checkpoints_is_a_curve_and_a_time(tmp_path):
     folders = read_folders([tmp_path])
     names = [drawing.name for drawing in checkpoint_drawings(folders)]
     assert names[:2] == ["checkpoints-avg-seconds", "checkpoints-avg-flops"]
-    assert cells(time_table(folders), "GLUE average")["fast"] == "50 s (50%)"
+    table = cells(time_table(folders), "GLUE average")
+    assert (table["slow"], table["fast"]) == ("100 s (100%)", "≤ 50 s (50%)")
 
 
 # Ranks

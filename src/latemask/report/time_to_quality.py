@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 from latemask.report.folders import RunFolder
-from latemask.report.measures import LOSSES, cautions, curves, losses_compare
+from latemask.report.measures import LOSSES, cautions, curves, losses_compare, measures
 from latemask.report.plots import Point
 from latemask.report.systems import System, reference, seed_of, systems
 from latemask.report.tables import Table, crossed
@@ -30,13 +30,15 @@ def time_table(folders: Sequence[RunFolder]) -> Table | None:
 
     note = (
         f"Seconds of pretraining until a system is as good as {base.name} at its end (of the same seed, where it has "
-        f"it), and their share of {base.name}'s; on straight lines between checkpoints. A learning rate that has not "
-        "come down yet makes checkpoints on the way look worse than the end of a run of their length."
+        f"it), and their share of {base.name}'s; on straight lines between checkpoints (≤: as good at its first). A "
+        "learning rate that has not come down yet makes checkpoints on the way look worse than the end of a run of "
+        "their length; a lucky checkpoint makes them look better, which the reference's own share tells."
     )
     every = [run for system in found for run in system.runs]
     if not losses_compare(every) and any(name in LOSSES for name in names):
         note += " Validated at different masking rates: these losses do not compare."
-    note += cautions(every, names, "")
+    worth = [measures(run) for run in every]
+    note += cautions(every, names, " ".join(found[name].mark for found in worth for name in names if name in found))
     across = [system.name for system in found]
     return crossed("Time to quality", ("measure", "system"), names, across, cell, note) if names else None
 
@@ -46,16 +48,16 @@ def _reached(name: str, system: System, base: System, known: dict[int, dict[str,
     times = []
     for run in runs:
         its = base.by_seed.get(seed_of(run), base.runs[0])
-        target = known[id(its)].get(name)
+        curve, target = known[id(run)][name], known[id(its)].get(name)
         if target is not None:
-            seconds = time_to(known[id(run)][name], target[-1][1], name in LOSSES)
-            times.append(None if seconds is None else (seconds, seconds / target[-1][0]))
+            seconds = time_to(curve, target[-1][1], name in LOSSES)
+            times.append(None if seconds is None else (seconds, seconds / target[-1][0], seconds == curve[0][0]))
     done = [each for each in times if each is not None]
     if not done:
         return "not reached" if times else None
     some = "" if len(done) == len(times) else f", {len(done)} of {len(times)} runs"
-    seconds, share = (statistics.fmean(column) for column in zip(*done, strict=True))
-    return f"{seconds:,.0f} s ({share:.0%}{some})"
+    seconds, share, is_first = (statistics.fmean(column) for column in zip(*done, strict=True))
+    return f"{'≤ ' if is_first else ''}{seconds:,.0f} s ({share:.0%}{some})"
 
 
 def time_to(points: Sequence[Point], level: float, is_loss: bool) -> float | None:
