@@ -130,6 +130,14 @@ def similarity(run: str) -> dict[str, Any]:
             "options": {"data": "glue/STS-B"}}  # fmt: skip
 
 
+def finetuned(run: str, score: float, is_constant: bool = False) -> dict[str, Any]:
+    """What ``latemask evaluate --suite finetuned`` writes of MNLI."""
+    model = {"folder": f"runs/{run}/downstream/mnli-e3-lr2e-05-b32-w0.06-s0-abc.model"}
+    scores = {split: {"accuracy": score + 0.001 * number} for number, split in enumerate(GLUE["mnli"].dev_splits)}
+    return {**pairs(run, score), "suite": "finetuned", "model": model, "task": "mnli", "scores": scores,
+            "is_constant": is_constant, "options": {"data": "glue/MNLI"}, "subset": {}, "data": {}}  # fmt: skip
+
+
 def put(folder: Path, *results: dict[str, Any]) -> Path:
     """Write results where the commands do: studies beside the journal, everything else in ``downstream``."""
     for number, result in enumerate(results):

@@ -28,7 +28,7 @@ from latemask.joins import Join, late
 from latemask.model.pretrainer import Pretrainer
 from latemask.report import plots
 from latemask.report.folders import read_folders
-from latemask.report.rank import studies
+from latemask.report.studies import studies
 from latemask.study.passes import Layer, Pass, Sample, chosen, clean_layers, in_place, masked_layers, open_subject
 from latemask.study.rank_study import Moments, moments, rank_study, ranks, show
 from latemask.text.prepare import prepare

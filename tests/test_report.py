@@ -17,23 +17,20 @@ from latemask.errors import Refusal
 from latemask.report import plots
 from latemask.report.costs import costs_table
 from latemask.report.curves import checkpoint_drawings, loss_drawings
-from latemask.report.downstream import (
-    entries,
-    glue_table,
-    masked_loss_table,
-    pairs_table,
-    similarity_table,
-    tasks_table,
-)
-from latemask.report.folders import RunFolder, read_folders, readable
+from latemask.report.downstream import entries, glue_table, tasks_table
+from latemask.report.evaluations import finetuned_table, masked_loss_table, pairs_table, similarity_table
+from latemask.report.folders import RunFolder, left_out_of, read_folders, readable
 from latemask.report.page import ReportOptions, html_page, parts, run_report
 from latemask.report.published import TABLE_1
-from latemask.report.rank import masked_table, rank_drawings, rank_table, theory_parts
+from latemask.report.rank import masked_table, rank_table
+from latemask.report.rank_by_layer import rank_drawings
 from latemask.report.runs import events_table, runs_table, settings_table, sources_table
 from latemask.report.tables import Drawing, Table, crossed, shown
+from latemask.report.theory import theory_parts
 from latemask.report.trend import sweeps, trend_drawings, trend_table
 from reported import (
     everything,
+    finetuned,
     masked_loss,
     pairs,
     point,
@@ -114,12 +111,63 @@ def test_what_a_refused_start_left_behind_is_passed_over_in_silence(tmp_path, ca
 @pytest.mark.parametrize("line", [{"kind": "end", "step": 3}, {"kind": "end", "reason": "steps"}, {"kind": "skip"},
                                   {"kind": "train", "step": 1, "tokens": 1, "seconds": "1", "loss": 1.0},
                                   {"kind": "validation", "step": 1}, {"kind": "train", "step": 1}])  # fmt: skip
-def test_a_line_made_by_hand_is_refused_by_its_number(line, tmp_path):
+def test_a_line_made_by_hand_is_left_out_and_named_by_its_number(line, tmp_path, capsys):
     folder = write_journal(tmp_path / "a")
+    [whole] = read_folders([folder])
     before = (folder / "journal.jsonl").read_text()
     (folder / "journal.jsonl").write_text(before + json.dumps(line) + "\n")
-    with pytest.raises(Refusal, match=rf"journal.jsonl: found line 9, of kind {line['kind']}"):
-        read_folders([folder])
+    [run] = read_folders([folder])
+    assert run.lines == whole.lines
+    [problem] = run.left_out
+    assert re.search(rf"journal.jsonl: found line 9, of kind {line['kind']}", str(problem))
+    assert capsys.readouterr().err == f"warning: left out: {problem}\n"
+
+
+DAMAGED = {
+    "rank.json": "{",
+    "downstream/point.json": json.dumps(point("rte", 0.5))[:-20],
+    "theory.json": json.dumps({"kind": "theory", "tau": "high"}),
+    "journal.jsonl": '{"kind": "train", "st',
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED)
+def test_what_is_damaged_is_left_out_and_said_on_page_and_terminal_and_by_the_exit_status(damaged, tmp_path, capsys):
+    good, bad = (put(write_journal(tmp_path / name), pairs(name, 0.7), point("rte", 0.6)) for name in ("good", "bad"))
+    arguments = ReportOptions((str(good), str(bad)), tmp_path / "r.html")
+    assert run_report(arguments) == 0
+    before = (tmp_path / "r.md").read_text()
+    capsys.readouterr()
+    with (bad / damaged).open("a") as file:
+        file.write(DAMAGED[damaged])
+    assert run_report(arguments) == 1
+    place = str(bad / damaged)
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: left out: {place}")
+    assert said.count("\n") == 1
+    assert place in Page((tmp_path / "r.html").read_text()).text
+    after = (tmp_path / "r.md").read_text()
+    top = after.index("## Runs")
+    assert place in after[:top]
+    assert after[top:] == before[before.index("## Runs") :], "everything else is there as it was"
+
+
+def test_a_damaged_file_of_a_sweep_is_said_once_and_its_runs_are_read(tmp_path):
+    for number in range(2):
+        write_journal(tmp_path / f"run-{number}")
+    (tmp_path / "sweep.json").write_text('{"kind": "sweep", "vary": {"mask')
+    folders = read_folders([tmp_path])
+    assert [folder.varied for folder in folders] == [(), ()]
+    assert [problem.where for problem in left_out_of(folders)] == [str(tmp_path / "sweep.json")]
+
+
+def test_a_journal_whose_start_is_damaged_says_so_and_the_results_beside_it_stand(tmp_path):
+    folder = put(write_journal(tmp_path / "a"), point("rte", 0.6))
+    text = (folder / "journal.jsonl").read_text()
+    (folder / "journal.jsonl").write_text(text[5:])
+    [run] = read_folders([folder])
+    assert (run.lines, len(run.results)) == ([], 1)
+    assert [problem.where for problem in run.left_out] == [f"{folder / 'journal.jsonl'}:1"]
 
 
 def test_losses_at_different_rates_are_said_not_to_compare(tmp_path):
@@ -223,9 +271,10 @@ def test_losses_that_are_not_finite_and_lines_cut_short_are_left_out(tmp_path):
     assert run.validation["step"] == 30
     assert run.ending == "not ended"
     assert [x for x, _ in plots.loss_points(run.lines, "step")] == [0, 30]
+    assert [problem.where for problem in run.left_out] == [f"{folder / 'journal.jsonl'}:10"]
     (folder / "journal.jsonl").write_text('{"kind": "start", "run": {}}\n{"kind": "train", "step": 1}\n')
-    with pytest.raises(Refusal, match="line 2, of kind train, without tokens"):
-        read_folders([folder])
+    [run] = read_folders([folder])
+    assert "line 2, of kind train, without tokens" in str(run.left_out[0])
     write_lines(folder, [{"kind": "start", "run": {}}])
     run_report(ReportOptions((str(folder),), tmp_path / "b.html"))
 
@@ -311,7 +360,7 @@ def test_refusals(tmp_path, capsys):
         read_folders([tmp_path / "number"])
     (tmp_path / "odd" / "rank.json").write_text("{")
     with pytest.raises(Refusal, match=r"rank\.json"):
-        read_folders([tmp_path / "odd", good])
+        read_folders([tmp_path / "odd"])
     (tmp_path / "other.json").write_text("[1]")
     with pytest.raises(Refusal, match="no result"):
         read_folders([tmp_path / "other.json"])
@@ -385,7 +434,7 @@ def refusal_of(file: Path) -> Refusal | None:
 
 
 RESULTS = [study("runs/x", depth=1), theory("runs/x", depth=1), point("squad2", 70.0), point("rte", 0.6),
-           pairs("x", 0.7), masked_loss("x", 2.0), similarity("x")]  # fmt: skip
+           pairs("x", 0.7), masked_loss("x", 2.0), similarity("x"), finetuned("x", 0.7)]  # fmt: skip
 
 
 @pytest.mark.parametrize("result", RESULTS, ids=lambda result: result.get("suite", result.get("task", result["kind"])))
@@ -504,6 +553,21 @@ def test_minimal_pairs_and_masked_losses(tmp_path):
     assert "do not compare" in losses.note
 
 
+def test_saved_models_have_a_row_for_each_development_file(tmp_path):
+    part = finetuned("x", 0.33, is_constant=True) | {"subset": {"train": "10 of 1,000"}, "options": {"data": "mine"}}
+    table = finetuned_table(read_folders([put(tmp_path / "x", finetuned("x", 0.7), part)]))
+    assert table is not None
+    assert [row[2:] for row in table.rows] == [
+        ("MNLI-(m/mm)", "MNLI", "matched", "accuracy 70.0"),
+        ("MNLI-(m/mm)", "MNLI", "mismatched", "accuracy 70.1"),
+        ("MNLI-(m/mm)", "mine", "matched", "accuracy 33.0 † ‡"),
+        ("MNLI-(m/mm)", "mine", "mismatched", "accuracy 33.1 † ‡"),
+    ]
+    assert {row[:2] for row in table.rows} == {("x", "mnli-e3-lr2e-05-b32-w0.06-s0-abc.model")}
+    assert "‡ Degenerate" in table.note
+    assert "train 10 of 1,000" in table.note
+
+
 def test_minimal_pairs_of_different_data_stay_apart(tmp_path):
     of = {name: {"options": {"data": f"some/{name}"}} for name in ("blimp", "mine.jsonl")}
     few = {**pairs("x", 0.9), **of["blimp"], "subset": {"pairs": "the first 2 of each file"}}
@@ -532,7 +596,8 @@ def test_table_3_has_a_row_a_model_and_a_column_a_task(tmp_path):
     assert (row_of(table, "y")["pretrained"], row_of(table, "y")["MNLI"]) == ("100 (102)", None)
     assert not [row for row in table.rows if "published" in str(row[0])]  # these models have 128 dimensions
     drawings = {drawing.name: drawing.svg for drawing in rank_drawings(folders)}
-    assert set(drawings) == {"rank-clean-input", "rank-masked-input", "rank-masked-input-real", "rank-masks"}
+    assert set(drawings) == {"rank-clean-input", "rank-clean-input-mnli", "rank-masked-input", "rank-masked-input-real",
+                             "rank-masks"}  # fmt: skip
     assert ">y<" in drawings["rank-clean-input"]
     assert ">y<" not in drawings["rank-masks"]
     wide = rank_table(read_folders([put(tmp_path / "z", study("runs/z", width=768))]))
@@ -625,18 +690,21 @@ def test_a_run_has_one_colour_and_marker_in_every_figure_of_a_page(tmp_path, mon
     (tmp_path / "z.json").write_text(json.dumps(study("runs/b")))
     list(parts(read_folders([tmp_path / "z.json", *(tmp_path / name for name in names)])))
     looks: dict[str, set[tuple]] = {}
-    dashes = set()
     for figure in figures:
         legends = [*figure.legends, *filter(None, [figure.axes[0].get_legend()])]
         for text, line in ((text, line) for legend in legends for text, line in zip(
                 legend.get_texts(), legend.get_lines(), strict=True)):  # fmt: skip
             looks.setdefault(text.get_text()[0], set()).add((line.get_color(), line.get_marker()))
-            dashes |= {(text.get_text(), line.get_linestyle())}
         plots.plt.close(figure)
     assert sorted(looks) == names
     assert all(len(each) == 1 for each in looks.values())
     assert len(set.union(*looks.values())) == 4, "z.json is a study of b"
-    assert len({dash for name, dash in dashes if name in ("c", "c on MNLI")}) == 2
+    figures.clear()
+    rank_drawings(read_folders([tmp_path / "c"]))
+    first, second = figures[0].axes[0].lines
+    assert (first.get_color(), first.get_marker()) == (second.get_color(), second.get_marker())
+    assert first.get_linestyle() != second.get_linestyle()
+    plots.plt.close("all")
 
 
 def test_theory_at_several_taus_and_rates_is_told_apart(tmp_path):

@@ -77,6 +77,7 @@ SUITES: dict[str, Any] = {
     "masked-loss": {"loss": NUMBER, "loss_per_character": NUMBER, "rate": NUMBER, "masked_tokens": WHOLE,
                     "row_tokens": WHOLE},
     "similarity": {"scores": {"dev": {"spearman": NUMBER, "pearson": NUMBER}}},
+    "finetuned": {"task": TEXT, "scores": SCORES, "is_constant": FLAG},
 }  # fmt: skip
 """Of evaluations, what each suite adds; the report passes over those of other suites."""
 

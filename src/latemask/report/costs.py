@@ -21,7 +21,7 @@ def costs_table(runs: Sequence[RunFolder]) -> Table | None:
     missing = []
     for run in runs:
         done = run.reached if run.reached["tokens"] else None
-        hours = done["seconds"] * (run.start.get("world") or 1) / 3600 if done else None
+        hours = run.card_seconds / 3600 if done else None
         try:
             of = cost(typed(Run, run.start.get("run"), "run"))
         except Refusal as refusal:

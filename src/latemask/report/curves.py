@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from latemask.report import plots
-from latemask.report.downstream import DEGENERATE, SUBSET, Entry, entries
+from latemask.report.downstream import DEGENERATE, SUBSET, Entry, averages, entries
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Drawing, anchor
 from latemask.training.plateau import NAME
@@ -60,12 +60,14 @@ def apart(levels: Sequence[float]) -> list[float]:
 
 
 def checkpoint_drawings(folders: Sequence[RunFolder]) -> list[Drawing]:
-    """For each task that several checkpoints of one run were tried on: scores against pretraining seconds and FLOPs.
+    """For GLUE's average and each task that several checkpoints of one run were tried on: scores against pretraining
+    seconds and FLOPs.
 
     Runs of which one checkpoint was tried are points beside them.
     """
     by_task: dict[str, dict[str, list[Entry]]] = {}
-    for entry in entries(folders):
+    found = entries(folders)
+    for entry in [*averages(found), *found]:
         if entry.step is not None:
             by_task.setdefault(entry.task, {}).setdefault(entry.folder.name, []).append(entry)
     drawings = []

@@ -1,4 +1,4 @@
-"""What encoders are worth downstream: a table like MAE-LM's Table 1, each task's best setting, and other evaluations.
+"""What encoders are worth after fine-tuning: a table like MAE-LM's Table 1, and each task's best setting.
 
 A score is a median over seeds at the best setting of the grid. † marks data that are a subset of the official ones,
 ‡ a best setting some of whose seeds failed; both marks stay with a number wherever it goes.
@@ -6,7 +6,7 @@ A score is a median over seeds at the best setting of the grid. † marks data t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from latemask.downstream.grid import said, summarize
 from latemask.downstream.tasks import GLUE, SQUAD, glue_average
 from latemask.report.folders import RunFolder
 from latemask.report.published import TABLE_1
-from latemask.report.tables import Table, Value, crossed
+from latemask.report.tables import Table, Value
 
 SUBSET, DEGENERATE = "†", "‡"
+AVERAGE = "AVG"
 READ_SO = (
     "Development sets; medians over seeds at the best setting of each task [lowest..highest seed]. Matthews for CoLA, "
     "Spearman for STS-B, accuracy elsewhere (MNLI: matched/mismatched). AVG: over the eight tasks, MNLI by its matched "
@@ -83,7 +84,7 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
                 found[key] = entry
         for one in folder.of("evaluation"):
             if one["suite"] == "blimp":
-                title = ", ".join(word for word in ("Minimal pairs", _data(one), _how(one)) if word)
+                title = ", ".join(word for word in ("Minimal pairs", data_of(one), how(one)) if word)
                 entry = Entry(folder, one["model"], title, title, "accuracy", 100 * one["score"],
                               one.get("subset", {}), None)  # fmt: skip
                 key = (folder.name, f"step {one['model'].get('step')}", title)
@@ -92,25 +93,34 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
     return list(found.values())
 
 
+def averages(found: Sequence[Entry]) -> list[Entry]:
+    """GLUE's average of each model that all eight tasks were tried on, with the marks of all of them."""
+    by_model: dict[tuple[str, str], dict[str, Entry]] = {}
+    for entry in found:
+        if entry.task in GLUE and entry.summary is not None:
+            by_model.setdefault((entry.folder.name, entry.model["weights"]), {})[entry.task] = entry
+    made = []
+    for tasks in by_model.values():
+        average = glue_average({task: entry.shown for task, entry in tasks.items()})
+        if average is not None:
+            some = next(iter(tasks.values()))
+            subset = {f"{entry.title} {split}": of for entry in tasks.values() for split, of in entry.subset.items()}
+            failed = sum(entry.summary["degenerate"] for entry in tasks.values() if entry.summary)
+            made.append(Entry(some.folder, some.model, AVERAGE, "GLUE average", "mean of eight tasks", average, subset,
+                              {"degenerate": failed}))  # fmt: skip
+    return made
+
+
 def _completeness(entry: Entry) -> tuple[bool, int]:
     return not entry.subset, entry.summary["runs"] if entry.summary else 0
 
 
-def _mark(evaluation: Mapping[str, Any]) -> str:
-    return f" {SUBSET}" if evaluation.get("subset") else ""
-
-
-def _subsets(evaluations: Iterable[Mapping[str, Any]]) -> str:
-    """What † stands for, of these evaluations; "" where none has it."""
-    parts = {f"{name} {of}" for one in evaluations for name, of in one.get("subset", {}).items()}
-    return f" {SUBSET} A subset, not comparable with published numbers: {'; '.join(sorted(parts))}." if parts else ""
-
-
-def _how(evaluation: Mapping[str, Any]) -> str:
+def how(evaluation: Mapping[str, Any]) -> str:
+    """In what an evaluation departs from the usual."""
     return "whole words" if evaluation.get("options", {}).get("whole_words") else ""
 
 
-def _data(evaluation: Mapping[str, Any]) -> str:
+def data_of(evaluation: Mapping[str, Any]) -> str:
     """The name of the data that were evaluated on."""
     return Path(str(evaluation.get("options", {}).get("data", ""))).name
 
@@ -269,53 +279,3 @@ def tasks_table(folders: Sequence[RunFolder]) -> Table | None:
             ))  # fmt: skip
     note = "The best setting is chosen on the development set that is reported, as in the paper."
     return Table("Fine-tuning, task by task", columns, tuple(rows), note) if rows else None
-
-
-def pairs_table(folders: Sequence[RunFolder]) -> Table | None:
-    """Minimal pairs: accuracy by field and overall."""
-    names = labels(folders, ("evaluation",))
-    ones = [one for folder in folders for one in folder.of("evaluation") if one["suite"] == "blimp"]
-    tells_data = len({_data(one) for one in ones}) > 1
-    found = [(", ".join(word for word in (names[id(one)], tells_data and _data(one), _how(one)) if word) + _mark(one),
-              one) for one in ones]  # fmt: skip
-    fields = list(dict.fromkeys(name for _, one in found for name in one["fields"]))
-    down = [*fields, "overall", "pairs", "ties (counted wrong)"]
-
-    def cell(row: int, column: int) -> Value:
-        one = found[column][1]
-        if row < len(fields):
-            part = one["fields"].get(fields[row])
-            return None if part is None else f"{100 * part['accuracy']:.1f}"
-        return (f"{100 * one['accuracy']:.1f}", one["pairs"], one["ties"])[row - len(fields)]
-
-    note = "Accuracy in percent: the acceptable sentence has the higher pseudo-log-likelihood. Chance is 50."
-    note += _subsets(one for _, one in found)
-    return (
-        crossed("Minimal pairs", ("field", "model"), down, [name for name, _ in found], cell, note) if found else None
-    )
-
-
-def masked_loss_table(folders: Sequence[RunFolder]) -> Table | None:
-    """Loss of masked tokens on held-out text, of any masked model."""
-    names = labels(folders, ("evaluation",))
-    found = [(names[id(one)], one) for folder in folders for one in folder.of("evaluation")
-             if one["suite"] == "masked-loss"]  # fmt: skip
-    columns = ("model", "data", "nats per masked token", "nats per character", "masked", "masked tokens",
-               "tokens in a row", "tokenizer")  # fmt: skip
-    rows = tuple((name, _data(one), one["loss"], one["loss_per_character"], f"{100 * one['rate']:.4g}%",
-                  one["masked_tokens"], one["row_tokens"], one.get("tokenizer")) for name, one in found)  # fmt: skip
-    note = "The same rows and masks for models of one tokenizer; between tokenizers only losses per character compare."
-    if len({(_data(one), one["rate"], one["row_tokens"]) for _, one in found}) > 1:
-        note += " Data, rates or row lengths differ here: those losses do not compare."
-    return Table("Masked loss", columns, rows, note) if found else None
-
-
-def similarity_table(folders: Sequence[RunFolder]) -> Table | None:
-    """Cosines of mean-pooled vectors against scores, without fine-tuning."""
-    names = labels(folders, ("evaluation",))
-    rows = tuple((names[id(one)] + _mark(one), _data(one),
-                  *(f"{100 * one['scores']['dev'][metric]:.1f}" for metric in ("spearman", "pearson")))
-                 for folder in folders for one in folder.of("evaluation") if one["suite"] == "similarity")  # fmt: skip
-    note = "Correlation (times 100) of cosines of mean-pooled vectors with people's scores; nothing was fine-tuned."
-    note += _subsets(one for folder in folders for one in folder.of("evaluation") if one["suite"] == "similarity")
-    return Table("Similarity", ("model", "data", "Spearman", "Pearson"), rows, note) if rows else None

@@ -2,7 +2,7 @@
 
 A folder without a journal counts too, where it holds results of another model (``runs/NAME/downstream``); so does the
 JSON file of one study. A folder of run folders stands for all of them; ``sweep.json`` in it says which fields its runs
-vary.
+vary. What is damaged is left out and told, a file or a journal's line: the rest is read all the same.
 """
 
 from __future__ import annotations
@@ -39,12 +39,20 @@ class RunFolder:
     results: list[dict[str, Any]] = field(default_factory=list)
     varied: tuple[str, ...] = ()
     """The fields that the sweep which this run is part of varies."""
+    left_out: tuple[Refusal, ...] = ()
+    """What is wrong with each of its files, or lines of its journal, that cannot be read."""
     number: int = 0
     """Its place on the page: what figures choose its colour and marker by."""
+    line: int = 0
+    """Its place among those of one number: what figures choose its dash by."""
+
+    @property
+    def has_something(self) -> bool:
+        return bool(self.lines or self.results)
 
     @property
     def look(self) -> Look:
-        return Look(self.number)
+        return Look(self.number, self.line)
 
     def last(self, kind: str) -> dict[str, Any]:
         """The last line of a kind; empty where there is none."""
@@ -74,6 +82,17 @@ class RunFolder:
         """How far the run is known to have come: the most ``step``, ``tokens`` and ``seconds`` that any line says."""
         return {name: max((line[name] for line in self.lines if line.get(name) is not None), default=0)
                 for name in ("step", "tokens", "seconds")}  # fmt: skip
+
+    @property
+    def cards(self) -> str | None:
+        """The card it ran on, with their number where it is more than one."""
+        world, card = self.start.get("world") or 1, self.start.get("card")
+        return f"{world} x {card}" if world > 1 else card
+
+    @property
+    def card_seconds(self) -> float:
+        """Seconds of training times the cards it ran on."""
+        return float(self.reached["seconds"]) * (self.start.get("world") or 1)
 
     def flops_at(self, step: int) -> float | None:
         """FLOPs of the plain objective until ``step``; None without a journal."""
@@ -133,30 +152,32 @@ class RunFolder:
 def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
     """Everything in ``places`` (run folders, folders of run folders, folders of results, JSON files), named after them.
 
-    A folder that holds nothing to report is warned of. Raises ``Refusal`` for one that does not exist, for broken
-    files, and where nothing at all was found.
+    What cannot be read, and a folder that holds nothing to report, is warned of. Raises ``Refusal`` for a place that
+    does not exist, and where nothing at all can be read.
     """
     paths = dict.fromkeys(found.resolve() for place in places for found in _expanded(Path(place)))
     is_one_folder = len({path.parent for path in paths}) == 1
     ends = [path.stem if path.is_file() else path.name if is_one_folder else _of_sweep(path) for path in paths]
-    folders, problems = [], []
-    for path, end in zip(paths, ends, strict=True):
-        try:
-            folders.append(_read(path, readable(end if ends.count(end) == 1 else _near(path))))
-        except Refusal as refusal:
-            if path.is_file() or refusal.where != str(path):
-                raise
-            problems.append(refusal)
-    if not folders:
-        raise problems[0] if problems else Refusal("report", "no run folder", "one or more, such as runs/*")
-    problems = [problem for problem in problems if not _is_empty(Path(problem.where))]
-    for problem in problems:
+    names = [readable(end if ends.count(end) == 1 else _near(path)) for path, end in zip(paths, ends, strict=True)]
+    found = [_read(path, name) for path, name in zip(paths, names, strict=True)]
+    folders = [folder for folder in found if folder.has_something or folder.left_out]
+    left_out = left_out_of(found)
+    nothing = [_nothing(folder.path) for folder in found if not (folder.has_something or folder.left_out)]
+    if not any(folder.has_something for folder in folders):
+        left_out += nothing or [Refusal("report", "no run folder", "one or more, such as runs/*")]
+        raise left_out[0]
+    for problem in [*left_out, *(one for one in nothing if not _is_empty(Path(one.where)))]:
         console.warn(f"left out: {problem}")
     # Where there are more than looks, those of which most is drawn come first.
     order = sorted(range(len(folders)), key=lambda place: -len({one["kind"] for one in folders[place].results}))
     numbers = order if len(folders) > MOST_RUNS else range(len(folders))
     of = {place: number for number, place in enumerate(numbers)}
     return [dataclasses.replace(folder, number=of[place]) for place, folder in enumerate(folders)]
+
+
+def left_out_of(folders: Sequence[RunFolder]) -> list[Refusal]:
+    """What is left out of these folders, each once: runs may share a file."""
+    return list({str(problem): problem for folder in folders for problem in folder.left_out}.values())
 
 
 def _is_empty(folder: Path) -> bool:
@@ -178,53 +199,83 @@ def in_order(path: Path) -> list[Any]:
 def _expanded(place: Path) -> list[Path]:
     if not place.exists():
         raise Refusal(place, "no such folder", "a run folder of `latemask pretrain`")
-    if place.is_file() or (place / JOURNAL).is_file() or _result_files(place):
+    if place.is_file() or (place / JOURNAL).is_file():
         return [place]
     inside = sorted((path for path in place.iterdir() if (path / JOURNAL).is_file()), key=in_order)
-    return inside or [place]
+    return inside if inside and not _results(place)[0] else [place]
 
 
-def _result_files(folder: Path) -> list[Path]:
-    """JSON files in a folder, and in its ``downstream``, that hold results."""
-    files = sorted([*folder.glob("*.json"), *folder.glob("downstream/*.json")])
-    return [file for file in files if file.name != SWEEP and _result(file)]
+def _results(folder: Path) -> tuple[list[dict[str, Any]], list[Refusal]]:
+    """The results in a folder and in its ``downstream``, and what is wrong with the files that cannot be read."""
+    results, problems = [], []
+    for file in sorted([*folder.glob("*.json"), *folder.glob("downstream/*.json")]):
+        try:
+            results += [result] if (result := _result(file)) and file.name != SWEEP else []
+        except Refusal as refusal:
+            problems.append(refusal)
+    return results, problems
 
 
 def _result(file: Path) -> dict[str, Any]:
     """The result that a file holds; empty for any other JSON. Raises ``Refusal`` for one that cannot be read."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise Refusal(file, f"an unreadable file ({type(error).__name__})", "a result in JSON") from None
+    value = _json(file, "a result in JSON")
     if not isinstance(value, dict) or value.get("kind") not in KINDS:
         return {}
     check(file, value)
     return value
 
 
-def _read(path: Path, name: str) -> RunFolder:
-    if path.is_file():
-        if not (result := _result(path)):
-            raise Refusal(path, "no result of latemask", f"a run folder, or JSON of kind {', '.join(KINDS)}")
-        return RunFolder(name, path, results=[result])
-    results = [_result(file) for file in _result_files(path)]
-    lines = journal.read_checked(path / JOURNAL) if (path / JOURNAL).is_file() else []
-    if not any(line["kind"] == "start" for line in lines):
-        if not results:
-            found = "a journal without a line of kind start" if lines else f"no {JOURNAL} (or an empty one), no results"
-            raise Refusal(path, found, "a run folder of `latemask pretrain`")
-        lines = []
-    return RunFolder(name, path, lines, results, _varied(path.parent / SWEEP))
-
-
-def _varied(file: Path) -> tuple[str, ...]:
-    """The fields that a sweep varies; none where there is no sweep."""
-    if not file.is_file():
-        return ()
+def _json(file: Path, wanted: str) -> Any:
     try:
-        return tuple(json.loads(file.read_text(encoding="utf-8"))["vary"])
-    except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-        raise Refusal(file, f"an unreadable file ({type(error).__name__})", "what `latemask sweep` wrote") from None
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refusal(file, f"an unreadable file ({type(error).__name__})", wanted) from None
+
+
+def _read(path: Path, name: str) -> RunFolder:
+    """What a folder or a file holds; nothing where that is nothing to report."""
+    if path.is_file():
+        try:
+            result = _result(path)
+        except Refusal as refusal:
+            return RunFolder(name, path, left_out=(refusal,))
+        return RunFolder(name, path, results=[result] if result else [])
+    results, problems = _results(path)
+    lines, damaged = _journal(path / JOURNAL)
+    varied, odd = _varied(path.parent / SWEEP)
+    return RunFolder(name, path, lines, results, varied, (*damaged, *problems, *odd))
+
+
+def _nothing(path: Path) -> Refusal:
+    """What is said of a folder or a file that holds nothing to report."""
+    if path.is_file():
+        return Refusal(path, "no result of latemask", f"a run folder, or JSON of kind {', '.join(KINDS)}")
+    has_lines = (path / JOURNAL).is_file() and (path / JOURNAL).stat().st_size
+    found = "a journal without a line of kind start" if has_lines else f"no {JOURNAL} (or an empty one), no results"
+    return Refusal(path, found, "a run folder of `latemask pretrain`")
+
+
+def _journal(file: Path) -> tuple[list[dict[str, Any]], list[Refusal]]:
+    """Its lines that can be read, none without that of its start; and what is wrong with the others."""
+    try:
+        lines, problems = journal.salvaged(file) if file.is_file() else ([], [])
+    except OSError as error:
+        return [], [Refusal(file, f"an unreadable file ({type(error).__name__})", "the journal of a run")]
+    return lines if any(line["kind"] == "start" for line in lines) else [], problems
+
+
+def _varied(file: Path) -> tuple[tuple[str, ...], list[Refusal]]:
+    """The fields that a sweep varies; none where there is no sweep, or what is wrong with its file."""
+    if not file.is_file():
+        return (), []
+    wanted = "what `latemask sweep` wrote"
+    try:
+        found = _json(file, wanted)
+    except Refusal as refusal:
+        return (), [refusal]
+    if not isinstance(found, dict) or not isinstance(found.get("vary"), dict):
+        return (), [Refusal(file, "no fields under vary", wanted)]
+    return tuple(found["vary"]), []
 
 
 def _of_sweep(path: Path) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from latemask import console
 from latemask.errors import Refusal
-from latemask.report.folders import RunFolder, read_folders
+from latemask.report.folders import RunFolder, left_out_of, read_folders
 from latemask.report.tables import Drawing, Table, anchor, marked_down
 from latemask.writing import write_whole
 
@@ -43,7 +43,8 @@ Part = Table | Drawing
 class ReportOptions:
     """Put runs side by side: one HTML page that needs nothing else, and the same as Markdown beside it.
 
-    Shows what there is: journals, and the JSON of rank, theory, finetune and evaluate in the run folders.
+    Shows what there is: journals, and the JSON of rank, theory, finetune and evaluate in the run folders. What is
+    damaged is left out, which the page says first, and the exit status (1).
     """
 
     runs: tuple[str, ...]
@@ -54,15 +55,18 @@ class ReportOptions:
     """Heading of the page."""
 
 
-def run_report(options: ReportOptions) -> None:
-    """What ``latemask report`` does: read folders, write page, Markdown and figures."""
+def run_report(options: ReportOptions) -> int:
+    """What ``latemask report`` does: read folders, write page, Markdown and figures. Returns 0, or 1 where something
+    damaged was left out."""
     if not options.runs:
         raise Refusal("report", "no run folder", "one or more, such as runs/*")
     out = options.out if options.out.suffix else options.out.with_suffix(".html")
     if out.suffix not in (".html", ".htm") or out.is_dir():
         raise Refusal("--out", str(options.out), "the name of an .html file")
-    for path in write_report(read_folders(options.runs), out, options.title):
+    folders = read_folders(options.runs)
+    for path in write_report(folders, out, options.title):
         console.say(f"wrote {path}")
+    return 1 if left_out_of(folders) else 0
 
 
 def write_report(folders: Sequence[RunFolder], out: Path, title: str) -> list[Path]:
@@ -82,8 +86,26 @@ def write_report(folders: Sequence[RunFolder], out: Path, title: str) -> list[Pa
 
 def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
     """Everything that the folders hold, in the order of the page."""
-    from latemask.report import costs, curves, downstream, rank, runs, trend
+    from latemask.report import (
+        costs,
+        curves,
+        downstream,
+        evaluations,
+        front,
+        rank,
+        rank_by_layer,
+        runs,
+        seeds,
+        systems,
+        theory,
+        time_to_quality,
+        trend,
+    )
 
+    folders = systems.alike(folders)
+    if left_out := left_out_of(folders):
+        rows = tuple((problem.where, problem.found, problem.wanted) for problem in left_out)
+        yield Table("Left out", ("file", "found", "wanted"), rows, "Damaged: nothing of these is on this page.")
     journals = [folder for folder in folders if folder.lines]
     tables: list[Table | None] = []
     if journals:
@@ -96,13 +118,19 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
     for fields, members in trend.sweeps(journals):
         yield trend.trend_table(fields, members)
         yield from trend.trend_drawings(fields, members)
+    yield from seeds.seeds_tables(folders)
+    yield from filter(None, [front.cost_table(folders)])
+    yield from front.front_drawings(folders)
+    yield from filter(None, [time_to_quality.time_table(folders)])
     yield from filter(None, [downstream.glue_table(folders)])
     yield from curves.checkpoint_drawings(folders)
-    yield from filter(None, [downstream.tasks_table(folders), downstream.pairs_table(folders),
-                             downstream.masked_loss_table(folders), downstream.similarity_table(folders)])  # fmt: skip
+    yield from filter(None, [downstream.tasks_table(folders), evaluations.finetuned_table(folders),
+                             evaluations.pairs_table(folders), evaluations.masked_loss_table(folders),
+                             evaluations.similarity_table(folders)])  # fmt: skip
     yield from filter(None, [rank.rank_table(folders), rank.masked_table(folders)])
-    yield from rank.rank_drawings(folders)
-    yield from rank.theory_parts(folders)
+    yield from rank_by_layer.rank_drawings(folders)
+    yield from rank_by_layer.layer_tables(folders)
+    yield from theory.theory_parts(folders)
     yield from filter(None, [costs.costs_table(journals)])
 
 

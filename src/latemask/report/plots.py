@@ -22,7 +22,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from latemask.report.flops import plain_flops
-from latemask.report.looks import Look
+from latemask.report.looks import MOST_RUNS, Look
 from latemask.training.journal import PER_MASKED, PER_TOKEN
 from latemask.writing import write_whole
 
@@ -119,7 +119,7 @@ def losses(
 ) -> Figure:
     """Validation loss of each run (where it validated once or never: training loss, and its name says so), from the
     lines of its journal. ``rewriting``: names of those whose loss is a mean over whole rows."""
-    kinds = {name: _kind_of_loss(journal) for name, journal in journals.items()}
+    kinds = {name: kind_of_loss(journal) for name, journal in journals.items()}
     are_mixed, units = len(set(kinds.values())) > 1, {name in rewriting for name in journals}
     names = {
         name: name
@@ -146,7 +146,8 @@ def level(figure: Figure, height: float, label: str) -> None:
                       xycoords=("axes fraction", "data"), fontsize=8, annotation_clip=False)  # fmt: skip
 
 
-def _kind_of_loss(journal: Sequence[Mapping[str, Any]]) -> str:
+def kind_of_loss(journal: Sequence[Mapping[str, Any]]) -> str:
+    """Of which lines a run's curve is drawn: validation, or train where it validated once or never."""
     kinds = [line["kind"] for line in journal]
     return "validation" if kinds.count("validation") > 1 or "train" not in kinds else "train"
 
@@ -154,7 +155,7 @@ def _kind_of_loss(journal: Sequence[Mapping[str, Any]]) -> str:
 def loss_points(journal: Sequence[Mapping[str, Any]], against: Against) -> list[Point]:
     """(step, seconds or FLOPs; loss) of a journal; a loss that is not finite is left out. Points stand at the
     tokens of their step, and where a line does not say its seconds, at those of the training line before."""
-    kind, tokens, seconds = _kind_of_loss(journal), 0.0, 0.0
+    kind, tokens, seconds = kind_of_loss(journal), 0.0, 0.0
     tokens_per_step, flops, points = None, plain_flops({}), []
     for line in journal:
         if line["kind"] == "start":
@@ -189,13 +190,12 @@ def rank_by_layer(studies: Sequence[Mapping[str, Any]]) -> Figure:
 
 def mask_rank_by_layer(studies: Sequence[Mapping[str, Any]]) -> Figure:
     """MAE-LM Figure 1(b): effective rank of the [MASK] representations at each layer."""
-    return _by_layer([(_named(study, "[MASK]", studies), study, "masks") for study in studies],
-                     [study.get("look") for study in studies])  # fmt: skip
+    return _by_layer([(_named(study, "[MASK]", studies), study, "masks") for study in studies])
 
 
 def ranks_of_set(studies: Sequence[Mapping[str, Any]], key: str) -> Figure:
-    """Effective rank at each layer of one set of vectors (a key of ``RANK_NAMES``): a line for each study that has it;
-    the studies have a ``name``, and may have a ``look``."""
+    """Effective rank at each layer of one set of vectors: a line for each study that has it, and a band where its
+    layers say the ``lowest`` and ``highest``; the studies have a ``name``, and may have a ``look``."""
     return _by_layer([(study["name"], study, key) for study in studies], [study.get("look") for study in studies])
 
 
@@ -232,6 +232,31 @@ def trend(
     return figure
 
 
+def front(
+    points: Mapping[str, Point], on_front: Sequence[str], across: str, up: str, looks: Mapping[str, Look]
+) -> Figure:
+    """Named (cost, quality) points, and the steps that join those ``on_front``, cheapest first. The legend names all
+    where their looks tell all apart, else those on the front."""
+    if not all(look.is_told_apart for look in looks.values()):
+        looks = {name: Look(on_front.index(name)) if name in on_front else Look(MOST_RUNS) for name in points}
+    with plt.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=SIZE_INCHES, layout="constrained")
+        stairs = [points[name] for name in on_front]
+        axes.plot(*zip(*stairs, strict=True), drawstyle="steps-post", color="#555555", linewidth=0.8)
+        drawn = {}
+        for name, (x, y) in points.items():
+            style = {"marker": "o", **looks[name].style, "linestyle": "none", "markersize": 6}
+            [drawn[name]] = axes.plot([x], [y], **style)
+        named = [name for name in points if looks[name].is_told_apart]
+        entries = {name: drawn[name] for name in named}
+        if rest := [name for name in points if name not in named]:
+            entries[f"{len(rest)} more, grey"] = drawn[rest[0]]
+        axes.set(xlabel=across, ylabel=up)
+        axes.margins(0.1)
+        _legend(figure, axes, list(entries.values()), list(entries))
+    return figure
+
+
 def _by_layer(found: Sequence[tuple[str, Mapping[str, Any], str]], looks: Sequence[Look | None] = ()) -> Figure:
     """(name, study, set) each a line, where the study has the set."""
     series = {name: [(layer["layer"], layer[key]["rank"]) for layer in study["layers"] if layer[key]]
@@ -242,8 +267,15 @@ def _by_layer(found: Sequence[tuple[str, Mapping[str, Any], str]], looks: Sequen
     series = {name: points for name, points in series.items() if points}
     up = f"effective rank (tau {found[0][1]['tau']:g})"
     figure = lines(series, _layers(hollow), up, looks=chosen, hollow=hollow)
+    drawn = [line for line in figure.axes[0].lines if line.get_linestyle() != "None"]
+    for (_, study, key), line in zip([one for one in found if one[0] in series], drawn, strict=True):
+        spread = [layer for layer in study["layers"] if layer[key] and "lowest" in layer[key]]
+        low, high = ([layer[key][end] for layer in spread] for end in ("lowest", "highest"))
+        band = {"color": line.get_color(), "alpha": 0.15, "linewidth": 0}
+        if spread:
+            figure.axes[0].fill_between([layer["layer"] for layer in spread], low, high, **band)
     figure.axes[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-    figure.axes[0].set_ylim(bottom=0)
+    figure.axes[0].set_ylim(0, 1.05 * figure.axes[0].dataLim.y1 if series else None)
     return figure
 
 

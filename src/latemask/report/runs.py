@@ -29,13 +29,12 @@ def runs_table(runs: Sequence[RunFolder]) -> Table:
 
 
 def _row(run: RunFolder) -> tuple[Value, ...]:
-    facts, reached, valid = run.start, run.reached, run.validation
-    world, card = facts.get("world") or 1, facts.get("card")
+    reached, valid = run.reached, run.validation
     return (
         run.name, run.fields.get("recipe"), _share(run.fields.get("masking.rate")), reached["step"],
         reached["tokens"] / 1e6, float(reached["seconds"]), valid.get("loss"), valid.get("step"),
         _share(valid.get("rate")), _median(run, "tokens_per_second"), _median(run, "mfu"),
-        f"{world} x {card}" if world > 1 else card,
+run.cards,
     )  # fmt: skip
 
 

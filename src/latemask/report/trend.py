@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-from latemask.downstream.tasks import GLUE, SQUAD, glue_average
 from latemask.report import plots
-from latemask.report.downstream import DEGENERATE, SUBSET, entries
+from latemask.report.downstream import DEGENERATE, SUBSET
 from latemask.report.folders import RunFolder
+from latemask.report.measures import LOSSES, Measure, measures
 from latemask.report.runs import differing, setting
-from latemask.report.tables import Drawing, Table, Value, anchor
-from latemask.training.journal import PER_MASKED, PER_TOKEN
-
-SEEDS = ("training.seed", "training.data_seed")
-LOSS, LOSS_OF_ROWS = "validation loss", "validation loss per token of the row"
-LOSSES = {LOSS: f"{LOSS}, {PER_MASKED}", LOSS_OF_ROWS: f"{LOSS}, {PER_TOKEN}"}
-"""Two measures that do not compare, and what an axis says of each; the second is that of decoders that rewrite rows."""
+from latemask.report.systems import SEEDS
+from latemask.report.tables import Drawing, Table, anchor
 
 
 def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFolder]]]:
@@ -35,42 +30,14 @@ def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFol
     return found
 
 
-class Measure(NamedTuple):
-    value: float
-    mark: str = ""
-    """‡ where seeds failed."""
-
-
-def measures(run: RunFolder) -> dict[str, Measure]:
-    """What a run is worth, each by its name: loss, GLUE's average or its tasks, SQuAD, minimal pairs. Downstream: of
-    its newest checkpoint that has the score."""
-    found: dict[str, Measure] = {}
-    if run.validation:
-        found[LOSS_OF_ROWS if run.rewrites else LOSS] = Measure(run.validation["loss"])
-    newest: dict[str, Any] = {}
-    for entry in sorted(entries([run]), key=lambda entry: entry.step or 0):
-        newest[entry.task] = entry
-    average = glue_average({task: entry.shown for task, entry in newest.items()})
-    if average is not None:
-        marks = {mark for task in GLUE for mark in newest[task].marks}
-        found[_marked("GLUE average", marks)] = Measure(average, DEGENERATE if DEGENERATE in marks else "")
-    for task, entry in newest.items():
-        mark = DEGENERATE if DEGENERATE in entry.marks else ""
-        if task == SQUAD.name and entry.summary is not None:
-            exact = next(iter(entry.summary["scores"].values()))["exact"]
-            found[_marked("SQuAD 2.0 EM", entry.marks)] = Measure(exact, mark)
-        elif average is None or task not in GLUE:
-            found[_marked(entry.title, entry.marks)] = Measure(entry.shown, mark)
-    return found
-
-
-def _marked(name: str, marks: Collection[str]) -> str:
-    return f"{name} {SUBSET}" if SUBSET in marks else name
+def _measured(run: RunFolder) -> dict[str, Measure]:
+    """Without the tasks whose average stands beside them."""
+    return {name: found for name, found in measures(run).items() if not found.is_part}
 
 
 def _comparable(run: RunFolder) -> dict[str, Measure]:
     """The measures without the loss of a run that has not ended: it would be one of fewer steps."""
-    return {name: value for name, value in measures(run).items() if run.has_ended or name not in LOSSES}
+    return {name: value for name, value in _measured(run).items() if run.has_ended or name not in LOSSES}
 
 
 def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Drawing]:
@@ -118,16 +85,9 @@ def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Dra
 
 def trend_table(fields: Sequence[str], runs: Sequence[RunFolder]) -> Table:
     """One row a run of a sweep: the fields that vary and every measure."""
-    measured = [measures(run) for run in runs]
+    measured = [_measured(run) for run in runs]
     names = list(dict.fromkeys(name for found in measured for name in found))
     rows = tuple((*(setting(run, name) for name in fields), run.reached["step"],
-                  *(_measure(name, found) for name in names), run.ending)
+                  *(found[name].text if name in found else None for name in names), run.ending)
                  for run, found in zip(runs, measured, strict=True))  # fmt: skip
     return Table(f"Sweep over {' and '.join(fields)}", (*fields, "steps", *names, "end"), rows)
-
-
-def _measure(name: str, found: Mapping[str, Measure]) -> Value:
-    if name not in found:
-        return None
-    value, mark = found[name]
-    return f"{value:.4f}" if name in LOSSES else f"{value:.1f} {mark}".rstrip()

@@ -59,11 +59,11 @@ class Journal:
         self.taken_out: list[dict[str, Any]] = []
         if path.exists():
             step, batch = resumed or (-1, -1)
-            lines, bad = ([], {}) if resumed is None else _parsed(path)
+            lines, bad = ({}, {}) if resumed is None else _parsed(path)[:2]
             if bad:
                 _keep_broken(path, bad)
             kept = []
-            for line in lines:
+            for line in lines.values():
                 if line.get("step", 0) <= step and line.get("batch", -1) < batch:
                     is_again = line.get("step", 0) == step and line.get("kind") in again
                     (self.taken_out if is_again else kept).append(line)
@@ -109,17 +109,21 @@ def _errors_are_the_tracker_s(name: str) -> Iterator[None]:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Every whole line; a last line cut short by a kill is left out. Raises ``Refusal`` on any other bad line."""
-    lines, bad = _parsed(path)
+    lines, bad, _ = _parsed(path)
     for number, text in bad.items():
-        found = repr(text[:80].decode(errors="replace"))
-        raise Refusal(f"{path}:{number}", found, "a JSON object whose step is a whole number",
-                      "Delete this line, or go on with the run: it sets it aside")  # fmt: skip
-    return lines
+        raise _not_whole(path, number, text)
+    return list(lines.values())
 
 
-def _parsed(path: Path) -> tuple[list[dict[str, Any]], dict[int, bytes]]:
-    """Every whole line, and the others by number, but for a last one cut short by a kill."""
-    lines, bad = [], {}
+def _not_whole(path: Path, number: int, text: bytes) -> Refusal:
+    found = repr(text[:80].decode(errors="replace"))
+    return Refusal(f"{path}:{number}", found, "a JSON object whose step is a whole number",
+                   "Delete this line, or go on with the run: it sets it aside")  # fmt: skip
+
+
+def _parsed(path: Path) -> tuple[dict[int, dict[str, Any]], dict[int, bytes], dict[int, bytes]]:
+    """By number: every whole line, those that are not whole, and the last one where a kill cut it short."""
+    lines, bad, cut = {}, {}, {}
     texts = path.read_bytes().split(b"\n")
     for number, text in enumerate(texts, 1):
         try:
@@ -127,10 +131,10 @@ def _parsed(path: Path) -> tuple[list[dict[str, Any]], dict[int, bytes]]:
         except (ValueError, RecursionError):
             line = None
         if isinstance(line, dict) and all(isinstance(line.get(name, 0), int) for name in ("step", "batch")):
-            lines += [line] if line else []
-        elif number != len(texts):
-            bad[number] = text
-    return lines, bad
+            lines |= {number: line} if line else {}
+        else:
+            (cut if number == len(texts) else bad)[number] = text
+    return lines, bad, cut
 
 
 def _keep_broken(path: Path, bad: Mapping[int, bytes]) -> None:
@@ -168,17 +172,33 @@ def read_checked(path: Path) -> list[dict[str, Any]]:
     ill-typed."""
     lines = read(path)
     for number, line in enumerate(lines, 1):
-        kind = line.setdefault("kind", "")
-        for name, wanted in NEEDED.get(str(kind), {}).items():
-            value = line.get(name)
-            if name not in line or not isinstance(value, wanted) or isinstance(value, bool):
-                found = f"whose {name} is {json.dumps(value)[:60]}" if name in line else f"without {name}"
-                raise Refusal(path, f"line {number}, of kind {kind}, {found}", f"{NAMES[wanted]} there")
-        for name in (MEASURED - {"rows"} if kind == "skip" else MEASURED) & line.keys():
-            if not isinstance(line[name], MAYBE):
-                found = f"line {number}, of kind {kind}, whose {name} is {json.dumps(line[name])[:60]}"
-                raise Refusal(path, found, "a number or null there")
+        if (problem := _problem(path, number, line)) is not None:
+            raise problem
     return lines
+
+
+def salvaged(path: Path) -> tuple[list[dict[str, Any]], list[Refusal]]:
+    """The lines whose numbers can be read, and for each other one, a last one cut short too, what is wrong with it."""
+    lines, bad, cut = _parsed(path)
+    found = {number: _problem(path, number, line) for number, line in lines.items()}
+    found |= {number: _not_whole(path, number, text) for number, text in (bad | cut).items()}
+    problems = [problem for _, problem in sorted(found.items()) if problem is not None]
+    return [line for number, line in lines.items() if found[number] is None], problems
+
+
+def _problem(path: Path, number: int, line: dict[str, Any]) -> Refusal | None:
+    """What keeps a reader from the numbers of a line; it gets a ``kind`` where it has none."""
+    kind = line.setdefault("kind", "")
+    for name, wanted in NEEDED.get(str(kind), {}).items():
+        value = line.get(name)
+        if name not in line or not isinstance(value, wanted) or isinstance(value, bool):
+            found = f"whose {name} is {json.dumps(value)[:60]}" if name in line else f"without {name}"
+            return Refusal(path, f"line {number}, of kind {kind}, {found}", f"{NAMES[wanted]} there")
+    for name in (MEASURED - {"rows"} if kind == "skip" else MEASURED) & line.keys():
+        if not isinstance(line[name], MAYBE):
+            found = f"line {number}, of kind {kind}, whose {name} is {json.dumps(line[name])[:60]}"
+            return Refusal(path, found, "a number or null there")
+    return None
 
 
 def _write(file: RawIOBase, text: str) -> None:

@@ -1,0 +1,71 @@
+"""Time to quality: after how many seconds each system is as good as the reference at its end."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Sequence
+
+from latemask.report.folders import RunFolder
+from latemask.report.measures import LOSSES, cautions, curves, losses_compare, measures
+from latemask.report.plots import Point
+from latemask.report.systems import System, reference, seed_of, systems
+from latemask.report.tables import Table, crossed
+
+
+def time_table(folders: Sequence[RunFolder]) -> Table | None:
+    """Seconds, and their share of the reference's, for each measure with a curve; None where nothing is to be
+    compared."""
+    found = [system for system in systems(folders) if any(curves(run) for run in system.runs)]
+    if len(found) < 2:
+        return None
+    base = reference(found)
+    known = {id(run): curves(run) for system in found for run in system.runs}
+    others = [run for system in found if system is not base for run in system.runs]
+    names = [name for name in known[id(base.runs[0])]
+             if any(name in known[id(run)] for run in others)]  # fmt: skip
+
+    def cell(row: int, column: int) -> str | None:
+        return _reached(names[row], found[column], base, known)
+
+    note = (
+        f"Seconds of pretraining until a system is as good as {base.name} at its end (of the same seed, where it has "
+        f"it), and their share of {base.name}'s; on straight lines between checkpoints (≤: as good at its first). A "
+        "learning rate that has not come down yet makes checkpoints on the way look worse than the end of a run of "
+        "their length; a lucky checkpoint makes them look better, which the reference's own share tells."
+    )
+    every = [run for system in found for run in system.runs]
+    if not losses_compare(every) and any(name in LOSSES for name in names):
+        note += " Validated at different masking rates: these losses do not compare."
+    worth = [measures(run) for run in every]
+    note += cautions(every, names, " ".join(found[name].mark for found in worth for name in names if name in found))
+    across = [system.name for system in found]
+    return crossed("Time to quality", ("measure", "system"), names, across, cell, note) if names else None
+
+
+def _reached(name: str, system: System, base: System, known: dict[int, dict[str, list[Point]]]) -> str | None:
+    runs = [run for run in system.runs if name in known[id(run)]]
+    times = []
+    for run in runs:
+        its = base.by_seed.get(seed_of(run), base.runs[0])
+        curve, target = known[id(run)][name], known[id(its)].get(name)
+        if target is not None:
+            seconds = time_to(curve, target[-1][1], name in LOSSES)
+            times.append(None if seconds is None else (seconds, seconds / target[-1][0], seconds == curve[0][0]))
+    done = [each for each in times if each is not None]
+    if not done:
+        return "not reached" if times else None
+    some = "" if len(done) == len(times) else f", {len(done)} of {len(times)} runs"
+    seconds, share, is_first = (statistics.fmean(column) for column in zip(*done, strict=True))
+    return f"{'≤ ' if is_first else ''}{seconds:,.0f} s ({share:.0%}{some})"
+
+
+def time_to(points: Sequence[Point], level: float, is_loss: bool) -> float | None:
+    """When a curve is first as good as ``level``, on the straight lines between its points; None where it never is."""
+    sign = -1 if is_loss else 1
+    if sign * (points[0][1] - level) >= 0:
+        return points[0][0]
+    for (x, y), (next_x, next_y) in itertools.pairwise(points):
+        if sign * (next_y - level) >= 0:
+            return x + (next_x - x) * (level - y) / (next_y - y)
+    return None

@@ -1,0 +1,298 @@
+"""The report over systems and seeds: who is one system, what is seed noise, what quality costs, when it is reached."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+from hypothesis import given
+from hypothesis import strategies as st
+
+from latemask.downstream.tasks import GLUE
+from latemask.report import plots
+from latemask.report.curves import checkpoint_drawings
+from latemask.report.folders import RunFolder, read_folders
+from latemask.report.front import cost_table, front, front_drawings
+from latemask.report.rank import rank_table
+from latemask.report.rank_by_layer import layer_tables, rank_drawings
+from latemask.report.seeds import Difference, seeds_tables, value_at
+from latemask.report.systems import alike, reference, systems
+from latemask.report.tables import Table
+from latemask.report.time_to_quality import time_table, time_to
+from reported import masked_loss, pairs, point, put, study, write_curve, write_journal, write_lines
+
+FINITE = st.floats(-100, 100, allow_nan=False).map(lambda value: round(value, 3))
+
+
+def seeded(folder: Path, name: str, seed: int, **fields: Any) -> Path:
+    return write_journal(folder, name, fields={"training.seed": seed} | fields)
+
+
+def cells(table: Table | None, name: str) -> dict[str, Any]:
+    assert table is not None
+    [row] = [row for row in table.rows if row[0] == name]
+    return dict(zip(table.columns, row, strict=True))
+
+
+# Systems
+
+
+def test_runs_are_grouped_by_settings_and_told_apart_by_seed_whatever_their_folders_are_called(tmp_path):
+    folders = [seeded(tmp_path / "x", "mae_lm_tiny", 2), seeded(tmp_path / "y", "mlm_tiny", 1),
+               seeded(tmp_path / "z", "mae_lm_tiny", 1, **{"training.log_every": 7}),
+               seeded(tmp_path / "v", "mae_lm_tiny", 1, **{"masking.rate": 0.3}),
+               seeded(tmp_path / "w", "mae_lm_tiny", 2, **{"masking.rate": 0.3})]  # fmt: skip
+    found = {system.name: [run.name for run in system.runs] for system in systems(read_folders(folders))}
+    assert found == {
+        "mae_lm_tiny, masking.rate 0.15": ["z", "x"],
+        "y": ["y"],
+        "mae_lm_tiny, masking.rate 0.3": ["v", "w"],
+    }
+
+
+def test_runs_of_one_seed_stay_apart(tmp_path):
+    folders = [seeded(tmp_path / name, "mlm_tiny", 1) for name in ("a", "b")]
+    assert [system.name for system in systems(read_folders(folders))] == ["a", "b"]
+
+
+def test_others_are_set_beside_the_peer_or_mlm_at_the_usual_rate(tmp_path):
+    mae, half, usual = (seeded(tmp_path / name, name, 1, **fields) for name, fields in (
+        ("mae_lm_tiny", {}), ("mlm_tiny", {"masking.rate": 0.5}), ("mlm_80_10_10_tiny", {})))  # fmt: skip
+    runs = [mae, half]
+    assert reference(systems(read_folders(runs))).name == "mlm_tiny"
+    runs.append(usual)
+    assert reference(systems(read_folders(runs))).name == "mlm_80_10_10_tiny"
+    start, *lines = [json.loads(line) for line in (usual / "journal.jsonl").read_text().splitlines()]
+    runs.append(write_lines(tmp_path / "roberta", [start | {"peer": "transformers RobertaForMaskedLM"}, *lines]))
+    found = systems(read_folders(runs))
+    assert len(found) == 4, "a peer is no run of ours"
+    assert reference(found).name == "roberta"
+    assert reference(found[:1]).name == "mae_lm_tiny"
+
+
+def test_seeds_of_a_system_have_one_colour_and_marker_and_each_its_dash(tmp_path):
+    for seed, name in itertools.product((1, 2, 3), ("mlm_tiny", "mae_lm_tiny")):
+        seeded(tmp_path / f"{name}-{seed}", name, seed)
+    put(tmp_path / "other", point("rte", 0.5, run="other", step=None))
+    runs = alike(read_folders([*sorted(tmp_path.iterdir())]))
+    looks = {run.name: run.look.style for run in runs}
+    colours = {name: {looks[f"{name}-{seed}"]["color"] for seed in (1, 2, 3)} for name in ("mlm_tiny", "mae_lm_tiny")}
+    assert all(len(found) == 1 for found in colours.values())
+    assert len({looks["other"]["color"], *itertools.chain(*colours.values())}) == 3
+    assert len({str(looks[f"mlm_tiny-{seed}"]["linestyle"]) for seed in (1, 2, 3)}) == 3
+    alone = read_folders([tmp_path / f"mlm_tiny-{seed}" for seed in (1, 2, 3)])
+    assert [run.look for run in alike(alone)] == [run.look for run in alone]
+
+
+# Seed noise
+
+
+@given(st.lists(FINITE, min_size=2, max_size=6))
+def test_a_difference_is_beyond_seed_noise_where_a_t_test_says_so(changes):
+    difference = Difference.of(changes)
+    if np.ptp(changes) < 1e-6:
+        return
+    low, high = scipy.stats.ttest_1samp(changes, 0).confidence_interval(0.95)
+    assert difference.mean - difference.half_width == pytest.approx(low, rel=1e-6, abs=1e-6)
+    assert difference.mean + difference.half_width == pytest.approx(high, rel=1e-6, abs=1e-6)
+    if min(abs(low), abs(high)) > 1e-6:
+        word = "within seed noise" if low < 0 < high else "better, beyond seed noise" if low > 0 else "worse, beyond"
+        assert difference.word(is_loss=False).startswith(word)
+
+
+def test_one_pair_says_nothing_of_noise_and_a_lower_loss_is_better():
+    assert Difference.of([3.0]).word(is_loss=False) == "one seed: noise unknown"
+    assert Difference.of([-1.0, -1.1]).word(is_loss=True) == "better, beyond seed noise"
+    assert Difference.of([-1.0, -1.1]).word(is_loss=False) == "worse, beyond seed noise"
+    assert Difference.of([-1.0, -1.1]).word(is_loss=False, is_neutral=True) == "lower, beyond seed noise"
+    assert Difference.of([0.0, 0.0]).word(is_loss=False) == "within seed noise"
+
+
+@given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=6, unique_by=lambda point: point[0]), FINITE)
+def test_between_checkpoints_a_curve_is_straight(points, at):
+    points = sorted(points)
+    assert value_at(points, at) == pytest.approx(np.interp(at, *zip(*points, strict=True)), abs=1e-6)
+
+
+SEEDS = (1, 2, 3)
+
+
+def two_systems(place: Path, seeds: tuple[int, ...] = SEEDS, steps: int = 1000) -> list[RunFolder]:
+    """MAE-LM 2 points better in RTE, give or take .1; its loss .3 lower, give or take a whole nat; it takes 1.5 times
+    as long."""
+    for seed in seeds:
+        of = {"training.seed": seed}
+        mlm = write_curve(place / f"run-{seed}", "mlm_tiny", 3.0 + 0.1 * seed, 1000, of)
+        put(mlm, *(point("rte", 0.60 + 0.02 * seed + 0.01 * again, again) for again in range(3)),
+            masked_loss("x", 3.0 + seed), pairs("x", 0.6), study("x", top=90))  # fmt: skip
+        mae = write_curve(place / f"other-{seed}", "mae_lm_tiny", 2.7 + 0.1 * seed + (seed - 2), 1500, of, steps)
+        put(mae, *(point("rte", 0.62 + 0.021 * seed + 0.01 * again, again) for again in range(3)),
+            masked_loss("y", 2.0 + seed), study("y", top=100 + seed))  # fmt: skip
+    return read_folders([place])
+
+
+def test_paired_differences_say_which_are_seed_noise(tmp_path):
+    runs = two_systems(tmp_path)
+    [table] = seeds_tables(runs)
+    assert table.title == "mae_lm_tiny against mlm_tiny, seed by seed"
+    rte = cells(table, "RTE")
+    assert (rte["mlm_tiny"], rte["mae_lm_tiny"]) == ("65.0", "67.2")
+    assert (rte["difference by seed"], rte["seeds"]) == ("+2.1 +2.2 +2.3", "1, 2, 3")
+    assert (rte["mean difference ± 95 %"], rte["verdict"]) == ("+2.2 ± 0.2", "better, beyond seed noise")
+    loss = cells(table, "validation loss")
+    assert loss["verdict"] == "within seed noise"
+    assert cells(table, "masked loss, , 15%")["verdict"] == "better, beyond seed noise"
+    assert cells(table, "rank_.9 of the last layer, pretrained")["verdict"] == "higher, beyond seed noise"
+    assert cells(table, "card-seconds of pretraining")["difference by seed"] == "+500.0 +500.0 +500.0"
+    assert "Minimal pairs" not in str(table.rows), "of one system alone"
+    assert "At equal tokens (4.096 million a run)" in table.note
+
+
+def test_at_equal_seconds_both_curves_are_read_where_the_quicker_run_ended(tmp_path):
+    runs = two_systems(tmp_path)
+    loss = cells(seeds_tables(runs)[0], "validation loss, at equal seconds")
+    wanted = []
+    for name in ("run", "other"):
+        curves = [plots.loss_points(run.lines, "seconds") for run in runs if run.name.startswith(name)]
+        wanted.append(np.mean([np.interp(1000, *zip(*curve, strict=True)) for curve in curves]))
+    assert [loss["mlm_tiny"], loss["mae_lm_tiny"]] == [f"{value:.3f}" for value in wanted]
+    assert loss["mae_lm_tiny"] != cells(seeds_tables(runs)[0], "validation loss")["mae_lm_tiny"]
+
+
+def test_scores_of_checkpoints_on_the_way_are_compared_at_equal_seconds_too(tmp_path):
+    for seed, (name, slower) in itertools.product(SEEDS, (("mlm_tiny", 1), ("mae_lm_tiny", 2))):
+        run = write_curve(tmp_path / f"{name}-{seed}", name, 2.0, 100 * slower, {"training.seed": seed})
+        points = [point("rte", 0.5 + step / 10_000, step=step) for step in (500, 1000)]
+        for one in points:
+            one["model"]["pretraining_seconds"] = one["model"]["step"] * slower / 10
+        put(run, *points)
+    row = cells(seeds_tables(read_folders([tmp_path]))[0], "RTE, at equal seconds")
+    assert (row["mlm_tiny"], row["mae_lm_tiny"], row["verdict"]) == ("60.0", "55.0", "worse, beyond seed noise")
+
+
+def test_what_does_not_compare_is_not_compared_and_said(tmp_path):
+    shorter = two_systems(tmp_path / "tokens", steps=500)
+    assert "Not at equal tokens: run-1 4.096 million, other-1 2.048 million" in seeds_tables(shorter)[0].note
+    for seed, name in itertools.product(SEEDS, ("mlm_tiny", "mae_lm_tiny")):
+        rate = 0.15 if name == "mlm_tiny" else 0.5
+        write_journal(tmp_path / "rates" / f"{name}-{seed}", name, rate, {"training.seed": seed})
+    [table] = seeds_tables(read_folders([tmp_path / "rates"]))
+    assert [row[0] for row in table.rows] == ["card-seconds of pretraining"]
+    assert "validated at different masking rates" in table.note
+    assert not seeds_tables(two_systems(tmp_path / "alone", (1,))), "one pair is no spread"
+
+
+# Cost and time
+
+
+@given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=7), st.booleans())
+def test_on_the_front_are_those_that_none_as_cheap_is_as_good_as(points, is_loss):
+    named = {str(number): point for number, point in enumerate(points)}
+    sign = -1 if is_loss else 1
+    found = front(named, is_loss)
+    assert [named[name][0] for name in found] == sorted({named[name][0] for name in found})
+    for name, (cost, quality) in named.items():
+        others = [one for one in found if one != name]
+        beaten = any(named[one][0] <= cost and sign * named[one][1] >= sign * quality for one in others)
+        assert beaten == (name not in found)
+
+
+def test_quality_stands_beside_cost_and_a_figure_joins_the_front(tmp_path):
+    part = {"subset": {"pairs": "the first 2 of each file"}}
+    for name, seconds, loss in (("mlm_tiny", 100, 3.0), ("three_ml_tiny", 80, 3.1), ("mae_lm_tiny", 120, 3.2)):
+        put(write_curve(tmp_path / name, name, loss, seconds), pairs(name, loss / 4, step=1000) | part)
+    folders = read_folders([tmp_path])
+    table = cost_table(folders)
+    mlm, three, mae = (cells(table, name) for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny"))
+    assert [each["of mlm_tiny's"] for each in (mlm, three, mae)] == ["100.0%", "80.0%", "120.0%"]
+    assert [str(each["validation loss"]).endswith("◆") for each in (mlm, three, mae)] == [True, True, False]
+    assert [each["Minimal pairs †"] for each in (mlm, three, mae)] == ["75.0", "77.5 ◆", "80.0 ◆"]
+    assert "one seed" in table.note
+    drawings = {drawing.name: drawing for drawing in front_drawings(folders)}
+    assert set(drawings) == {"front-validation-loss", "front-minimal-pairs"}
+    assert ["subsets" in drawing.note for drawing in drawings.values()] == [False, True]
+    for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny"):
+        assert f">{name}<" in drawings["front-validation-loss"].svg
+    for number in range(20):
+        write_curve(tmp_path / f"dear-{number}", "mlm_tiny", 3.0, 500, {"training.steps": 2000 + number})
+    crowded = front_drawings(read_folders([tmp_path]))[0].svg
+    assert ">21 more, grey<" in crowded, "of many only those on the front are named"
+    assert [f">{name}<" in crowded for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny")] == [True, True, False]
+    two = read_folders([tmp_path / "mlm_tiny", tmp_path / "mae_lm_tiny"])
+    assert not front_drawings(two)
+    assert "◆" not in str(cost_table(two))
+    assert cost_table(two[:1]) is None
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(-5, 5)), min_size=2, max_size=6,
+                unique_by=lambda point: round(point[0], 1)), st.floats(-6, 6), st.booleans())  # fmt: skip
+def test_time_to_a_level_is_the_first_time_on_the_curve(points, level, is_loss):
+    points, sign = sorted(points), -1 if is_loss else 1
+    xs, ys = map(np.array, zip(*points, strict=True))
+    found = time_to(points, level, is_loss)
+    if found is None:
+        assert (sign * ys < sign * level).all()
+    else:
+        assert sign * np.interp(found, xs, ys) >= sign * level - 1e-9
+        before = np.linspace(xs[0], found, 50, endpoint=False)
+        assert found == xs[0] or (sign * np.interp(before, xs, ys) <= sign * level + 1e-9).all()
+
+
+def test_time_to_quality_is_a_share_of_the_reference_s(tmp_path):
+    write_curve(tmp_path / "mlm", "mlm_tiny", 3.0, 1000)
+    write_curve(tmp_path / "quick", "mae_lm_tiny", 3.0, 250)
+    write_curve(tmp_path / "bad", "three_ml_tiny", 4.0, 100)
+    table = time_table(read_folders([tmp_path]))
+    assert table is not None
+    assert cells(table, "validation loss") == {
+        "measure": "validation loss", "bad": "not reached", "mlm": "1,000 s (100%)", "quick": "250 s (25%)",
+    }  # fmt: skip
+    assert time_table(read_folders([tmp_path / "mlm"])) is None
+
+
+def test_glue_s_average_of_checkpoints_is_a_curve_and_a_time(tmp_path):
+    for name, system, gain in (("slow", "mlm_tiny", 0.0), ("fast", "mae_lm_tiny", 0.1)):
+        results = [
+            point(task, 0.5 + gain + step / 10_000, step=step, run=name) for task in GLUE for step in (500, 1000)
+        ]
+        put(write_journal(tmp_path / name, system), *results, point("rte", 0.9, step=2000, run=name))
+    folders = read_folders([tmp_path])
+    names = [drawing.name for drawing in checkpoint_drawings(folders)]
+    assert names[:2] == ["checkpoints-avg-seconds", "checkpoints-avg-flops"]
+    table = cells(time_table(folders), "GLUE average")
+    assert (table["slow"], table["fast"]) == ("100 s (100%)", "≤ 50 s (50%)")
+
+
+# Ranks
+
+
+def test_ranks_of_seeds_are_one_line_with_a_band_and_a_column_of_medians(tmp_path, monkeypatch):
+    for seed, top in ((1, 80), (2, 100), (3, 90)):
+        for name, more in (("mlm_tiny", 0), ("mae_lm_tiny", 20)):
+            run = write_journal(tmp_path / f"{name}-{seed}", name, fields={"training.seed": seed})
+            tuned = study(f"runs/{run.name}/saved/squad2-e3-lr2e-05-b32-w0.06-s0-ab.model", top=top + more)
+            put(run, study(f"runs/{run.name}", top=top), tuned | {"data": "held-out.jsonl"})
+    figures = []
+    monkeypatch.setattr(plots, "svg", lambda figure: figures.append(figure) or "<svg></svg>")
+    folders = read_folders([tmp_path])
+    drawings = [drawing.name for drawing in rank_drawings(folders)]
+    assert drawings == ["rank-clean-input", "rank-masked-input", "rank-masked-input-real", "rank-masks",
+                        "rank-clean-input-squad2"]  # fmt: skip
+    axes = figures[-1].axes[0]
+    heights = [list(line.get_ydata())[-1] for line in axes.lines]
+    assert sorted(heights) == [90, 110]
+    bands = [collection.get_paths()[0].vertices for collection in axes.collections]
+    ends = [{float(y) for x, y in band if x == 4} for band in bands]
+    assert sorted((min(end), max(end)) for end in ends) == [(80, 100), (100, 120)]
+    plots.plt.close("all")
+    clean = next(layer_tables(folders))
+    assert clean.columns == ("layer", "mae_lm_tiny", "mlm_tiny", "mae_lm_tiny on SQuAD 2.0", "mlm_tiny on SQuAD 2.0")
+    assert clean.rows[-1] == ("4", "90 [80..100]", "90 [80..100]", "110 [100..120]", "90 [80..100]")
+    row = cells(rank_table(folders), "mae_lm_tiny-1")
+    assert (row["pretrained"], row["SQuAD 2.0"]) == ("80 (82)", "100 (102)"), "in one row, though of other texts"
+    assert "pretrained en, SQuAD 2.0 held-out.jsonl" in rank_table(folders).note
