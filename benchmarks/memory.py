@@ -37,7 +37,13 @@ from latemask.errors import Refusal
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
 from latemask.training.distributed import World, pick_device
-from latemask.training.micro import compile_blocks, counted_micro_rows, find_micro_rows, recompute_blocks
+from latemask.training.micro import (
+    compile_blocks,
+    counted_micro_rows,
+    find_micro_rows,
+    is_out_of_memory,
+    recompute_blocks,
+)
 from latemask.training.optimizer import make_optimizer, update
 from latemask.training.parts import autocast
 from latemask.writing import write_json
@@ -123,12 +129,6 @@ def largest(measure: Callable[[int], Peak | None], few: Peak, more: Peak, room: 
         if best and rows <= best.rows * (1 + STEP):
             break
     return best, failed
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device had too little memory, whoever of torch, cuBLAS and the compiler says so."""
-    said = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "alloc_failed" in said
 
 
 class Trained:

@@ -106,13 +106,20 @@ def _divisor(rows: int, most: int) -> int:
     return best if 2 * best >= min(rows, most) else min(rows, most)
 
 
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Whether device or host had too little memory, whoever of torch, NumPy, cuBLAS and the compiler says so."""
+    told = ("out of memory", "alloc_failed", "can't allocate memory")
+    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_known or any(words in str(error).lower() for words in told)
+
+
 @contextmanager
 def out_of_memory_is_refused(micro_rows: int) -> Iterator[None]:
     """The device's out-of-memory error as a ``Refusal`` that says what to set."""
     try:
         yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
         found = f"too little memory for {micro_rows} row{'s' if micro_rows > 1 else ''} at once"
         do = f"Set --training.micro-rows {micro_rows // 2}; the batch and the result stay the same"
