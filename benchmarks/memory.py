@@ -25,8 +25,7 @@ from unittest.mock import patch
 import torch
 import torch._dynamo
 import torch._dynamo.config as dynamo
-import tyro
-from asked import asked
+from asked import asked, read
 from refusals import program
 
 from latemask import console
@@ -299,7 +298,7 @@ def rows_of_table(results: Sequence[dict[str, Any]]) -> list[tuple[object, ...]]
 
 
 def main() -> None:
-    options = tyro.cli(Options)
+    options = read(Options)
     found = measure(options)
     columns = ("model", "recompute", "card", "rows that ran", "predicted", "picked by itself", "GB", "tokens/s")
     console.table(f"Largest micro-batch of rows of {options.row_tokens}: {found['card']}", columns,
