@@ -1,13 +1,42 @@
-"""What a measurement was asked for, as its JSON keeps it: folders and files by their last name alone."""
+"""What a measurement is asked for: read from the command line, and as its JSON keeps it."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import tyro
+
+from latemask.errors import Refusal
+from latemask.writing import check_file
+
+T = TypeVar("T")
+
+
+def read(kind: type[T], arguments: Sequence[str] | None = None) -> T:
+    """The dataclass ``kind`` from the command line. Raises ``Refusal`` where its ``out`` can be no file: before the
+    measurement, not after it."""
+    options: Any = tyro.cli(kind, args=arguments)
+    check_file(options.out)
+    return options
+
+
+def counts(options: Any, *names: str) -> None:
+    """Raise ``Refusal`` where a field of ``options`` that counts something, or one of several, is below 1, or where
+    none is given of several. None is the program's own choice."""
+    for name in names:
+        flag, value = f"--{name.replace('_', '-')}", getattr(options, name)
+        if value == ():
+            raise Refusal(flag, "nothing", "one or more")
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None and number < 1:
+                raise Refusal(flag, str(number), "at least 1")
 
 
 def asked(options: Any) -> dict[str, Any]:
-    """The fields of a dataclass of options, without what only the machine at hand means."""
+    """The fields of a dataclass of options, without what only the machine at hand means: folders and files by their
+    last name alone."""
     values = dataclasses.asdict(options)
     return {name: value.name if isinstance(value, Path) else value for name, value in values.items()}

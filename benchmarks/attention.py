@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
-import tyro
-from asked import asked
+from asked import asked, read
 from refusals import program
 
 from latemask import console
@@ -71,7 +70,8 @@ def measure(options: Options) -> dict[str, Any]:
     device = pick_device()
     if device.type != "cuda":
         raise Refusal("benchmarks/attention.py", f"a {device.type}", "a GPU (CUDA)")
-    bench = BenchOptions(size=options.size, only=options.only, against="none", rows=options.rows)
+    bench = BenchOptions(size=options.size, only=options.only, against="none", rows=options.rows,
+                         rounds=options.rounds, steps=options.steps)  # fmt: skip
     entries = [(entry, way) for entry in entries_of(options.size, bench, compiles=True) for way in CHOICES]
     steppers = []
     for entry, way in entries:
@@ -103,7 +103,7 @@ def ratios(timed: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    options = tyro.cli(Options)
+    options = read(Options)
     found = measure(options)
     write_json(options.out, found)
     columns = ("entry", "attention", "ms", "spread", "over torch's", "tokens/s", "MFU plain")

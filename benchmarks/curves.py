@@ -32,8 +32,9 @@ from typing import Any, Literal, get_args
 
 import torch
 import tyro
-from asked import asked
+from asked import asked, counts
 from children import ended, said
+from refusals import program
 
 import latemask
 from latemask import console
@@ -44,7 +45,7 @@ from latemask.kernels import linear_cross_entropy, relative_attention
 from latemask.recipes import recipe
 from latemask.training import float8, journal
 from latemask.training.distributed import pick_device
-from latemask.writing import write_json
+from latemask.writing import check_file, write_json
 
 Variant = Literal["plain", "fp32", "fast", "fp8", "seed"]
 """The slow ones first, so that they do not come last on the cards."""
@@ -94,12 +95,19 @@ class Options:
     """Train this one, here (what the fresh processes do)."""
 
     def __post_init__(self) -> None:
+        counts(self, "steps", "fp32_steps", "batch_rows", "log_every", "smoothed_steps")
+        if not self.cards:
+            raise Refusal("--cards", "nothing", "one or more")
         for name in ("steps", "fp32_steps"):
             if getattr(self, name) < self.warmup_steps:
                 raise Refusal(f"--{name.replace('_', '-')}", str(getattr(self, name)),
                               f"--warmup-steps {self.warmup_steps} or more")  # fmt: skip
         if self.smoothed_steps % self.log_every:
             raise Refusal("--smoothed-steps", str(self.smoothed_steps), f"a multiple of --log-every {self.log_every}")
+
+    @property
+    def json(self) -> Path:
+        return self.out / f"curves_{self.recipe}.json"
 
     def run_of(self, variant: Variant) -> Path:
         return self.runs / self.recipe / variant
@@ -273,7 +281,7 @@ def write(options: Options, cards: Cards) -> Path:
     found_here = {"variants": variants, "beside_plain": beside, "failed": cards.failed, "left_out": cards.left_out}
     head = {"kind": "benchmark", "what": "loss curves of the fast path beside the plain one"}
     result = head | found_here | {"settings": settings} | shared
-    return write_json(options.out / f"curves_{options.recipe}.json", result)
+    return write_json(options.json, result)
 
 
 def show(options: Options, cards: Cards, found: Found, beside: Found) -> None:
@@ -295,6 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = tyro.cli(Options, args=arguments)
     if options.only is not None:
         return train(options, options.only)
+    check_file(options.json)
     for variant in options.variants:
         settings_of(options, variant)
     cards = Cards(options, arguments)
@@ -309,4 +318,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -30,6 +30,7 @@ import torch
 import transformers
 import tyro
 from asked import asked
+from refusals import program
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
 from latemask.downstream.examples import Examples
@@ -42,7 +43,7 @@ from latemask.downstream.tasks import GLUE, Task
 from latemask.errors import Refusal
 from latemask.text.tokenizer import train_tokenizer
 from latemask.training.distributed import pick_device
-from latemask.writing import write_json
+from latemask.writing import check_file, write_json
 
 SIZES = {"tiny": (2, 128, 2, 512), "base": (12, 768, 12, 3072), "large": (24, 1024, 16, 4096)}
 """Depth, width, heads, feed-forward of a RoBERTa with random weights, for speed."""
@@ -332,10 +333,12 @@ def compared(scores: dict[str, list[float]]) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    chosen = tyro.extras.subcommand_cli_from_dict({"speed": Speed, "agreement": Agreement})
+def main() -> None:
+    chosen: Any = tyro.extras.subcommand_cli_from_dict({"speed": Speed, "agreement": Agreement})
+    check_file(chosen.out)
     transformers.utils.logging.set_verbosity_error()
-    try:
-        speed(chosen) if isinstance(chosen, Speed) else agreement(chosen)  # type: ignore[arg-type]
-    except Refusal as refusal:
-        sys.exit(str(refusal))
+    speed(chosen) if isinstance(chosen, Speed) else agreement(chosen)
+
+
+if __name__ == "__main__":
+    program(main)

@@ -25,8 +25,7 @@ from unittest.mock import patch
 
 import torch
 import torch._dynamo
-import tyro
-from asked import asked
+from asked import asked, counts, read
 from refusals import program
 
 from latemask import console, pretrain
@@ -66,6 +65,9 @@ class Options:
     """Rounds of timed steps on one batch."""
     steps: int = 20
     """Timed steps of a round."""
+
+    def __post_init__(self) -> None:
+        counts(self, "batch_rows", "log_every", "rounds", "steps")
 
 
 @dataclass(frozen=True)
@@ -183,7 +185,7 @@ def measure(options: Options) -> dict[str, Any]:
 
 
 def main() -> None:
-    found = measure(tyro.cli(Options))
+    found = measure(read(Options))
     console.table(f"Waiting for data: {found['card']}",
                   ("recipe", "steps", "tokens/s, loop", "tokens/s, one batch", "waiting", "blocked", "lost"),
                   [(name, one["loop"]["steps"], one["loop"]["tokens_per_second"], one["one_batch"]["tokens_per_second"],

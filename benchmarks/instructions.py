@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import triton
-import tyro
-from asked import asked
+from asked import asked, read
 from refusals import program
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from latemask import console
@@ -59,6 +59,10 @@ class Options:
     before: Path | None = None
     """A JSON of this program for former kernels, whose numbers stand beside those of the same kernel, kind and tile."""
 
+    def __post_init__(self) -> None:
+        if self.head_width not in relative_attention.HEAD_WIDTHS:
+            raise Refusal("--head-width", str(self.head_width), f"one of {relative_attention.HEAD_WIDTHS}")
+
 
 def source_of(kernel: str, drops: bool, has_table: bool, rows: int, columns: int, width: int) -> ASTSource:
     """A kernel in bf16 with aligned pointers and strides, without groups."""
@@ -90,7 +94,7 @@ def assembled(ptx: str) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as aside:
         source, binary = Path(aside) / "kernel.ptx", Path(aside) / "kernel.cubin"
         source.write_text(ptx)
-        command = [TOOLS / "ptxas", "-v", "--gpu-name=sm_90a", source, "-o", binary]
+        command = [get_ptxas(HOPPER.arch).path, "-v", "--gpu-name=sm_90a", source, "-o", binary]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
         dump = subprocess.run([TOOLS / "cuobjdump", "--dump-sass", binary], capture_output=True, text=True, check=True)
         return said, dump.stdout
@@ -155,7 +159,7 @@ def kernels_of(path: Path, head_width: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    options = tyro.cli(Options)
+    options = read(Options)
     former = [] if options.before is None else kernels_of(options.before, options.head_width)
     cases = (("bare", False), ("drops", True), ("table", False), ("table", True))
     found = [compiled(kernel, kind, drops, options.head_width) for kernel in KERNELS for kind, drops in cases]

@@ -25,8 +25,7 @@ from unittest.mock import patch
 import torch
 import torch._dynamo
 import torch._dynamo.config as dynamo
-import tyro
-from asked import asked
+from asked import asked, read
 from refusals import program
 
 from latemask import console
@@ -37,7 +36,13 @@ from latemask.errors import Refusal
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
 from latemask.training.distributed import World, pick_device
-from latemask.training.micro import compile_blocks, counted_micro_rows, find_micro_rows, recompute_blocks
+from latemask.training.micro import (
+    compile_blocks,
+    counted_micro_rows,
+    find_micro_rows,
+    is_out_of_memory,
+    recompute_blocks,
+)
 from latemask.training.optimizer import make_optimizer, update
 from latemask.training.parts import autocast
 from latemask.writing import write_json
@@ -123,12 +128,6 @@ def largest(measure: Callable[[int], Peak | None], few: Peak, more: Peak, room: 
         if best and rows <= best.rows * (1 + STEP):
             break
     return best, failed
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether the device had too little memory, whoever of torch, cuBLAS and the compiler says so."""
-    said = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError) or "out of memory" in said or "alloc_failed" in said
 
 
 class Trained:
@@ -299,7 +298,7 @@ def rows_of_table(results: Sequence[dict[str, Any]]) -> list[tuple[object, ...]]
 
 
 def main() -> None:
-    options = tyro.cli(Options)
+    options = read(Options)
     found = measure(options)
     columns = ("model", "recompute", "card", "rows that ran", "predicted", "picked by itself", "GB", "tokens/s")
     console.table(f"Largest micro-batch of rows of {options.row_tokens}: {found['card']}", columns,

@@ -29,6 +29,7 @@ from pathlib import Path
 
 import psutil
 from disk import folder_bytes
+from refusals import program
 
 ROW_TOKENS = 512
 
@@ -151,6 +152,9 @@ def main() -> None:
         SIDES[given.side](given.files, given.tokenizer, given.folder, given.workers)
         return
 
+    from latemask.writing import check_file, write_json
+
+    check_file(Path(given.json), "--json")
     text = text_bytes(given.files)
     with tempfile.TemporaryDirectory(dir=given.scratch) as scratch:
         runs: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
@@ -184,10 +188,9 @@ def main() -> None:
         },
         "runs": runs,
     }
-    Path(given.json).parent.mkdir(parents=True, exist_ok=True)
-    Path(given.json).write_text(json.dumps(result, indent=1) + "\n")
+    write_json(Path(given.json), result)
     print(json.dumps({"median": median, "ratios": result["ratios"]}, indent=1))
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -31,9 +31,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import tyro
-from asked import asked
+from asked import asked, counts, read
 from children import ended, said
+from disk import emptied
+from refusals import program
 from torch.cuda import nccl
 
 from latemask import console
@@ -88,6 +89,10 @@ class Options:
     """A run that takes longer has failed."""
     stop_after: float = 530.0
     """Seconds after which no further run begins, and the one in work ends."""
+
+    def __post_init__(self) -> None:
+        counts(self, "cards_list", "batch_rows", "micro_rows", "steps", "log_every", "loss_steps")
+        recipe(self.recipe)
 
 
 @dataclass(frozen=True)
@@ -255,10 +260,9 @@ def show(runs: Sequence[Mapping[str, Any]], card: object) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Every trial in turn; 1 where one failed."""
-    options = tyro.cli(Options, args=arguments)
+    options = read(Options, arguments)
     trials, left_out = trials_of(options, torch.cuda.device_count() if torch.cuda.is_available() else None)
-    shutil.rmtree(options.runs, ignore_errors=True)
-    options.runs.mkdir(parents=True)
+    emptied(options.runs)
     begun, runs, failed, start = time.monotonic(), [], {}, {}
     for trial in trials:
         left = options.stop_after - (time.monotonic() - begun)
@@ -285,4 +289,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -1,4 +1,4 @@
-"""A program's refusal is told in a line, not as a traceback."""
+"""A program's refusal, and Ctrl-C, are told in a line, not as a traceback."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from collections.abc import Callable
 from latemask.errors import Refusal
 
 
-def program(main: Callable[[], object]) -> None:
-    """Run ``main``; exit with what it refuses, status 1."""
+def program(main: Callable[[], int | None]) -> None:
+    """Run ``main`` and exit with the status that it returns; with what it refuses, status 1."""
     try:
-        main()
+        sys.exit(main())
     except Refusal as refusal:
         sys.exit(str(refusal))
+    except KeyboardInterrupt:
+        sys.exit("interrupted")

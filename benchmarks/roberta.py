@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 import transformers
+from refusals import program
 from torch import Tensor
 
 from latemask import config
@@ -197,7 +198,4 @@ class Trainer:
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except Refusal as refusal:
-        sys.exit(f"roberta.py: {refusal}")
+    program(main)

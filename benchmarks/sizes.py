@@ -20,8 +20,7 @@ from typing import Any, Literal
 
 import matplotlib.pyplot as plt
 import torch
-import tyro
-from asked import asked
+from asked import asked, counts, read
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 from refusals import program
@@ -68,9 +67,7 @@ class Options:
     """Timed steps of a round."""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps"):
-            if getattr(self, name) < 1:
-                raise Refusal(f"--{name}", str(getattr(self, name)), "at least 1")
+        counts(self, "rounds", "steps", "tokens")
 
 
 @dataclass(frozen=True)
@@ -207,7 +204,7 @@ def keep(found: dict[str, Any], options: Options) -> None:
 
 
 def main() -> None:
-    found = measure(tyro.cli(Options))
+    found = measure(read(Options))
     console.table(f"Time and FLOPs per token beside plain MLM: {found['card']}",
                   ("entry", "rows", "ms", "spread", "tokens/s", "time", "FLOPs", "time / FLOPs"),
                   [(one["name"], one["rows"], one["milliseconds"], f"{one['spread']:.1%}", one["tokens_per_second"],

@@ -29,7 +29,8 @@ from typing import Any, Literal
 
 import psutil
 import tyro
-from disk import folder_bytes
+from disk import emptied, folder_bytes
+from refusals import program
 from scipy.stats import theilslopes
 
 KEEP = 2
@@ -260,10 +261,10 @@ def main() -> int:
     from latemask.training import journal
     from latemask.training.distributed import pick_device
     from latemask.training.parts import device_name
-    from latemask.writing import write_json
+    from latemask.writing import check_file, write_json
 
-    shutil.rmtree(given.out, ignore_errors=True)
-    given.out.mkdir(parents=True)
+    check_file(given.json, "--json")
+    emptied(given.out)
     device, program = pick_device(), shutil.which("nvidia-smi")
     watches_card = given.card_memory == "on" or (given.card_memory == "auto" and device.type == "cuda")
     if watches_card and program is None:
@@ -292,4 +293,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program(main)

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tyro
-from asked import asked
+from asked import asked, counts, read
 from children import said
+from disk import emptied
+from refusals import program
 
 from latemask import console
 from latemask.errors import Refusal
@@ -59,6 +60,9 @@ class Options:
     """Of each run; the first one is timed."""
     most_seconds: float = 280.0
     """A start that takes longer has failed."""
+
+    def __post_init__(self) -> None:
+        counts(self, "steps")
 
 
 def command_of(options: Options, run: Path) -> list[str]:
@@ -129,8 +133,8 @@ def seconds_to_import() -> float:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Start cold, then warm, and write the numbers."""
-    options = tyro.cli(Options, args=arguments)
-    shutil.rmtree(options.runs, ignore_errors=True)
+    options = read(Options, arguments)
+    emptied(options.runs)
     caches = {name: str((options.runs / "caches" / name.lower()).resolve()) for name in CACHES}
     for folder in caches.values():
         Path(folder).mkdir(parents=True)
@@ -157,4 +161,4 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program(main)

@@ -20,8 +20,7 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-import tyro
-from asked import asked
+from asked import asked, counts, read
 from refusals import program
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -92,6 +91,7 @@ class Options:
         for tokens in (*self.row_tokens, self.swept_tokens):
             if not 1 <= tokens <= SHAPE.row_tokens:
                 raise Refusal("--row-tokens, --swept-tokens", str(tokens), f"1 to {SHAPE.row_tokens}, base's seats")
+        counts(self, "rows")
         if not 0 < self.dropout < 1:
             raise Refusal("--dropout", f"{self.dropout:g}", "more than 0 and less than 1")
 
@@ -241,7 +241,7 @@ def rows_of_sweep(sweep: list[dict[str, Any]]) -> list[tuple[object, ...]]:
 
 
 def main() -> None:
-    options = tyro.cli(Options)
+    options = read(Options)
     found = measure(options)
     columns = ("attention", "tokens", "dropout", "table", "forward ms", "backward ms")
     console.table(f"Attention of a layer of base, {options.rows} rows: {found['card']}", columns,

@@ -32,12 +32,73 @@ def test_options_start_without_torch():
     assert found.stdout == "False\n"
 
 
-def test_bad_options_are_refused():
-    for wrong in ({"rounds": 0}, {"steps": 0}, {"rows": 0}, {"peer_rows": (64, 0)}):
-        with pytest.raises(Refusal):
-            BenchOptions(**wrong)
+@pytest.mark.parametrize(("wrong", "flag"), [
+    ({"rounds": 0}, "--rounds"), ({"steps": 0}, "--steps"), ({"rows": 0}, "--rows"),
+    ({"peer_rows": (64, 0)}, "--peer-rows"),
+])  # fmt: skip
+def test_bad_options_are_refused(wrong, flag):
+    with pytest.raises(Refusal, match=rf"^{flag}: found 0"):
+        BenchOptions(**wrong)
+
+
+def test_unknown_entries_are_refused():
     with pytest.raises(Refusal, match="nonsense"):
         entries_of("base", BenchOptions(only=("nonsense",)), compiles=True)
+
+
+@pytest.mark.parametrize(("given", "compiles", "tried"), [
+    ((), True, [32, 64, 128, 256]), ((), False, [5]), ((8, 2, 8), True, [8, 2]), ((8, 2), False, [8, 2]),
+])  # fmt: skip
+def test_peers_are_tried_with_each_row_count_once(given, compiles, tried):
+    entries = entries_of("base", BenchOptions(rows=5, peer_rows=given), compiles=compiles)
+    assert [entry.rows for entry in entries if entry.name.startswith("roberta, eager")] == tried
+    assert len({entry.name for entry in entries}) == len(entries)
+
+
+@pytest.mark.parametrize("place", [".", "file/x.json"])
+def test_a_result_that_could_not_be_kept_is_refused_before_anything_runs(place, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(bench, "built", None)  # not callable: nothing is built
+    with pytest.raises(Refusal, match="--out"):
+        bench.run_bench(BenchOptions(size="tiny", out=str(tmp_path / place)))
+
+
+@pytest.mark.parametrize("error", [
+    torch.OutOfMemoryError("CUDA out of memory."), MemoryError("Unable to allocate 954. GiB"),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 5580800000 bytes."),
+])  # fmt: skip
+@pytest.mark.parametrize("moment", ["random_batches", "made", "time"])
+def test_what_does_not_fit_is_left_out_whenever_that_is_found(moment, error, monkeypatch, capsys):
+    """At the batch, the model and, beside all others, a step; without any entry there is nothing to tell."""
+    options = BenchOptions(size="tiny", only=("mlm", "mae_lm"), against="none", rows=1, rounds=1, steps=1)
+    place = bench.Stepper if moment == "time" else bench
+    before = getattr(place, moment)
+    run_of = {"random_batches": lambda run, *_: run, "made": lambda entry, *_: entry.run,
+              "time": lambda stepper, *_: stepper.entry.run}[moment]  # fmt: skip
+    too_large = {"mlm_tiny", "mae_lm_tiny"}
+
+    def short(*arguments):
+        if run_of(*arguments).recipe in too_large:
+            raise error
+        return before(*arguments)
+
+    monkeypatch.setattr(place, moment, short)
+    with pytest.raises(Refusal, match="no entry that fits"):
+        bench.run_bench(options)
+    assert capsys.readouterr().err.count("fit the memory") == 2
+    too_large.remove("mlm_tiny")
+    bench.run_bench(options)
+    assert "mae_lm: 1 rows" in (told := capsys.readouterr()).err
+    assert "mlm    " in told.out
+
+
+def test_other_errors_are_not_taken_for_too_little_memory(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(bench, "made", broken)
+    with pytest.raises(RuntimeError, match="illegal"):
+        bench.run_bench(BenchOptions(size="tiny", only=("mlm",), against="none", rows=1))
 
 
 @pytest.mark.parametrize("size", ["tiny", "base", "large"])

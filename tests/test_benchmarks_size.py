@@ -155,6 +155,8 @@ def test_where_nothing_runs_an_end_is_found():
 def test_out_of_memory_is_told_from_other_errors():
     assert memory.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert memory.is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
+    assert memory.is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"))
+    assert memory.is_out_of_memory(MemoryError("Unable to allocate 954. GiB"))
     assert not memory.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmark_files import load
+from benchmark_files import BENCHMARKS, load
 from latemask.cli.pretrain import read
 from latemask.errors import Refusal
 from latemask.kernels import linear_cross_entropy, relative_attention
@@ -39,6 +39,69 @@ def numbered(losses: list, every: int = 10) -> list[list]:
 def train_line(step: int, **values) -> dict:
     line = {"kind": "train", "step": step, "loss": 10.0 / step, "tokens_per_second": 100.0, "memory_bytes": step}
     return line | {"mfu": None} | values
+
+
+# what all of them do
+
+
+def ended_of(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """A program of ``benchmarks/``, run in ``folder``."""
+    program, *rest = arguments
+    command = [sys.executable, str(BENCHMARKS / f"{program}.py"), *rest]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("arguments", [
+    ["start", "--data", "d"], ["processes", "--data", "d"], ["idle", "--data", "d"], ["sizes", "--size", "tiny"],
+    ["curves", "--data", "d", "--recipe", "x"], ["soak"], ["prepare", "d", "--tokenizer", "t"],
+])  # fmt: skip
+def test_a_result_that_could_not_be_kept_is_refused_before_anything_runs(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    flag = "--json" if arguments[0] in ("soak", "prepare") else "--out"
+    done = ended_of([*arguments, flag, "file" if arguments[0] == "curves" else "file/x.json"], tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr == f"{flag}: found {tmp_path / 'file'}, a file; wanted a folder to write into\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_folder_is_emptied_that_a_measurement_left_and_no_other(tmp_path: Path) -> None:
+    emptied = load("disk").emptied
+    for _ in range(2):
+        folder = emptied(tmp_path / "new" / "runs")
+        assert not (folder / "old").exists()
+        (folder / "old").mkdir()
+    (tmp_path / "mine").mkdir()
+    assert emptied(tmp_path / "mine").is_dir()  # nothing was in it
+    with pytest.raises(Refusal, match="found other things"):
+        emptied(tmp_path)
+    assert (tmp_path / "new" / "runs" / "old").is_dir()
+
+
+def test_counts_are_from_one_on_and_some() -> None:
+    @dataclasses.dataclass
+    class Some:
+        one: int | None = 1
+        more_rows: tuple[int, ...] = (1, 2)
+
+    for right in (Some(), Some(None), Some(7, (3,))):
+        load("asked").counts(right, "one", "more_rows")
+    for wrong, flag in ((Some(0), "--one: found 0"), (Some(1, (2, -1)), "--more-rows: found -1"),
+                        (Some(1, ()), "--more-rows: found nothing")):  # fmt: skip
+        with pytest.raises(Refusal, match=f"^{flag}"):
+            load("asked").counts(wrong, "one", "more_rows")
+
+
+def test_a_program_ends_with_its_status_or_in_a_line() -> None:
+    def raising(error: BaseException) -> None:
+        raise error
+
+    program = load("refusals").program
+    for main, status in ((lambda: None, None), (lambda: 1, 1), (lambda: raising(KeyboardInterrupt()), "interrupted"),
+                         (lambda: raising(Refusal("--x", "1", "2")), "--x: found 1; wanted 2")):  # fmt: skip
+        with pytest.raises(SystemExit) as ended:
+            program(main)
+        assert ended.value.code == status
 
 
 # start

@@ -255,6 +255,50 @@ def test_rows_at_once_fit_every_stage(monkeypatch: pytest.MonkeyPatch) -> None:
         micro.find_micro_rows(model, batches, 8, nullcontext, world)  # type: ignore[arg-type]
 
 
+class Card:
+    """A model of one weight on a card that holds ``a_row`` bytes a row where a pass turns back, and at its end its
+    gradient, counted by what torch.cuda is asked."""
+
+    def __init__(self, a_row: int, patch: pytest.MonkeyPatch):
+        self.a_row, self.run, self.weight = a_row, falling(), torch.nn.Parameter(torch.zeros(10**7))
+        self.gradient_bytes, self.peak = 4 * self.weight.numel(), 0
+        asked = {"reset_peak_memory_stats": lambda *_: None, "empty_cache": lambda: None,
+                 "memory_allocated": lambda *_: self.held, "max_memory_allocated": lambda *_: self.peak}  # fmt: skip
+        for name, answer in asked.items():
+            patch.setattr(torch.cuda, name, answer)
+
+    @property
+    def held(self) -> int:
+        return 0 if self.weight.grad is None else self.gradient_bytes
+
+    def __call__(self, rows: int) -> torch.Tensor:
+        self.peak = max(self.held + rows * self.a_row, self.gradient_bytes)
+        return self.weight
+
+    def parameters(self) -> list[torch.nn.Parameter]:
+        return [self.weight]
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        self.weight.grad = None
+
+    def new_shapes_from(self, index: int) -> list[int]:
+        return [index]
+
+    def batch_at(self, index: int, start: int, rows: int) -> SimpleNamespace:
+        return SimpleNamespace(to=lambda device: rows)
+
+
+@pytest.mark.parametrize("megabytes_a_row", [2, 9, 30, 100])
+def test_rows_at_once_are_found_by_what_activations_take(megabytes_a_row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows of a model that has a gradient of 40 MB hold most when it has come, many when they turn back."""
+    card = Card(megabytes_a_row * 10**6, monkeypatch)
+    room = (3 * card.gradient_bytes + 65 * card.a_row) / micro.MEMORY_SHARE  # with two moments
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (room, room))
+    world = SimpleNamespace(device=torch.device("cuda"), least=lambda number: number)
+    assert micro.find_micro_rows(card, card, 1024, nullcontext, world) == 64  # type: ignore[arg-type]
+    assert card.weight.grad is None
+
+
 def three_rates_compiled(data: Path, out: Path) -> None:
     rare = {"micro_rows": 7, "save_every": 6, "validate_every": 0}
     run = replace(tiny_run("mlm", compile="on", **rare), {

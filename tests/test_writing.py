@@ -194,10 +194,14 @@ def test_a_disk_that_is_full_and_a_place_that_is_none_are_named(tmp_path: Path) 
 
 def test_a_result_s_place_is_a_file_that_can_be(tmp_path):
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
     for place in ("new.json", "new/folder/x.json", "file"):
         check_file(tmp_path / place)
     for place, found in ((".", "found the folder"), ("file/x.json", "file, a file; wanted a folder"),
-                         ("file/a/x.json", "file, a file; wanted a folder")):  # fmt: skip
+                         ("file/a/x.json", "file, a file; wanted a folder"),
+                         ("pipe", "found the device or pipe .*/pipe")):  # fmt: skip
         with pytest.raises(Refusal, match=found):
             check_file(tmp_path / place)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+    with pytest.raises(Refusal, match=r"--json: found /proc/self, which cannot be written \("):
+        check_file(Path("/proc/self/new/x.json"), "--json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]

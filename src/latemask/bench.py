@@ -27,7 +27,7 @@ from latemask.config import Run, replace
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.recipes import recipe
-from latemask.writing import write_json
+from latemask.writing import check_file, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 Size = Literal["tiny", "base", "large"]
 ROWS = {"tiny": 16, "base": 128, "large": 64}
 """Rows of a micro-batch of ours."""
+PEER_ROWS = (32, 64, 128, 256)
+"""RoBERTa's that are tried on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,9 @@ class BenchOptions:
     """Names of entries (first column) to run; none given: all."""
     rows: int | None = None
     """Rows per step of ours; None: 128 (base), 64 (large), 16 (tiny)."""
-    peer_rows: tuple[int, ...] = (32, 64, 128, 256)
-    """Rows per step tried for RoBERTa; of all its ways and rows the fastest counts."""
+    peer_rows: tuple[int, ...] = ()
+    """Rows per step tried for RoBERTa; of all its ways and rows the fastest counts. None given: 32, 64, 128 and 256,
+    on a CPU as many as ours."""
     rounds: int = 3
     """Times that all entries are gone through."""
     steps: int = 8
@@ -65,12 +68,10 @@ class BenchOptions:
     """JSON file for everything measured; None: only the table."""
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "steps"):
-            if getattr(self, name) < 1:
-                raise Refusal(f"--{name}", str(getattr(self, name)), "at least 1")
-        for rows in (self.rows, *self.peer_rows):
-            if rows is not None and rows < 1:
-                raise Refusal("--rows or --peer-rows", str(rows), "at least 1")
+        some = (("rounds", self.rounds), ("steps", self.steps), ("rows", self.rows))
+        for name, number in (*some, *(("peer-rows", rows) for rows in self.peer_rows)):
+            if number is not None and number < 1:
+                raise Refusal(f"--{name}", str(number), "at least 1")
 
 
 @dataclass(frozen=True)
@@ -142,7 +143,7 @@ def entries_of(size: Size, options: BenchOptions, compiles: bool, has_float8: bo
     if has_float8 and size != "tiny":
         entries.append(Entry("mlm, fp8", bare("mlm", 0.0, training__precision="fp8"), rows))
     if options.against == "transformers":
-        tried = options.peer_rows if compiles else (rows,)
+        tried = tuple(dict.fromkeys(options.peer_rows)) or (PEER_ROWS if compiles else (rows,))
         ways: tuple[tuple[str, Compiled], ...] = (("eager", "no"), ("compiled", "whole"), ("blocks compiled", "blocks"))
         for (way, compiled), some in itertools.product(ways if compiles else ways[:1], tried):
             entries.append(Entry(f"roberta, {way}, {some} rows", mlm, some, peer="roberta", compiled=compiled))
@@ -195,11 +196,15 @@ def goals_of(size: Size, timed: dict[str, Timed]) -> list[Goal]:
 
 
 def run_bench(options: BenchOptions) -> None:
-    """Print the tables of ``latemask bench``. Raises ``Refusal`` for unknown entries."""
+    """Print the tables of ``latemask bench``. Raises ``Refusal`` for unknown entries, before anything runs for an
+    ``out`` that can be no file, and where no entry fits the device."""
     import torch
 
     from latemask.training.float8 import is_possible
+    from latemask.training.micro import is_out_of_memory
 
+    if options.out is not None:
+        check_file(Path(options.out))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     size: Size = options.size if options.size != "auto" else "base" if on_gpu else "tiny"
@@ -214,10 +219,14 @@ def run_bench(options: BenchOptions) -> None:
         for stepper in list(steppers):
             try:
                 stepper.time(options.steps)
-            except torch.OutOfMemoryError:  # beside all others' weights
-                console.warn(f"{stepper.entry.name}: {stepper.entry.rows} rows no longer fit the card, left out")
+            except (RuntimeError, MemoryError) as error:  # beside all others' weights
+                if not is_out_of_memory(error):
+                    raise
+                console.warn(f"{stepper.entry.name}: {stepper.entry.rows} rows no longer fit the memory, left out")
                 steppers.remove(stepper)
         console.say(f"round {number + 1} of {options.rounds} done")
+    if not steppers:
+        raise Refusal("--rows, --peer-rows", "no entry that fits the memory", "fewer rows, or a smaller --size")
     peak = card.peak if (card := card_of_device(machine["card"])) else None
     found = {stepper.entry.name: stepper.result(peak) for stepper in steppers}
     goals = goals_of(size, found)
@@ -295,13 +304,28 @@ def built(entry: Entry, device: torch.device) -> Stepper | None:
     """Model, optimizer and batch of an entry, after two steps; None where it does not fit the device."""
     import torch
 
+    from latemask.training.micro import is_out_of_memory
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    try:
+        return _built(entry, device)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+    console.warn(f"{entry.name}: {entry.rows} rows do not fit the memory")
+    return None
+
+
+def _built(entry: Entry, device: torch.device) -> Stepper:
+    import torch
+
     from latemask.training.optimizer import make_optimizer, update
 
     on_gpu = device.type == "cuda"
-    gc.collect()
     before = 0
     if on_gpu:
-        torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
     started = time.perf_counter()
@@ -317,18 +341,14 @@ def built(entry: Entry, device: torch.device) -> Stepper | None:
         update(model, optimizer, 1e-4, 1.0, loss.detach())
 
     stepper = Stepper(entry, step, device)
-    try:
-        step()
-        if on_gpu:
-            torch.cuda.synchronize()
-        stepper.first_step_seconds = time.perf_counter() - started
-        step()
-        if on_gpu:
-            torch.cuda.synchronize()
-            stepper.memory_bytes = torch.cuda.max_memory_allocated() - before
-    except torch.OutOfMemoryError:
-        console.warn(f"{entry.name}: {entry.rows} rows do not fit the card")
-        return None
+    step()
+    if on_gpu:
+        torch.cuda.synchronize()
+    stepper.first_step_seconds = time.perf_counter() - started
+    step()
+    if on_gpu:
+        torch.cuda.synchronize()
+        stepper.memory_bytes = torch.cuda.max_memory_allocated() - before
     return stepper
 
 
@@ -405,7 +425,7 @@ def machine_of(device: torch.device) -> dict[str, Any]:
         asked = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
         driver = subprocess.run(asked, capture_output=True, text=True).stdout.split("\n")[0].strip() or None
     versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    for package in ("triton", "transformers"):
+    for package in ("latemask", "triton", "transformers"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import socket
+import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from io import RawIOBase
@@ -79,13 +80,20 @@ def file_checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def check_file(out: Path) -> None:
-    """Raise ``Refusal`` where ``--out`` names no file that can be: a folder, or what lies in a file."""
-    if out.is_dir():
-        raise Refusal("--out", f"the folder {out}", "the name of a .json file")
+def check_file(out: Path, flag: str = "--out") -> None:
+    """Raise ``Refusal`` where ``flag`` names no file that can be written: a folder, a device, what lies in a file, or
+    a place where nothing may be written."""
+    if out.exists() and not out.is_file():
+        kind = "the folder" if out.is_dir() else "the device or pipe"
+        raise Refusal(flag, f"{kind} {out}", "the name of a .json file")
     above = next(folder for folder in out.absolute().parents if folder.exists())
     if not above.is_dir():
-        raise Refusal("--out", f"{above}, a file", "a folder to write into")
+        raise Refusal(flag, f"{above}, a file", "a folder to write into")
+    try:
+        with tempfile.TemporaryFile(dir=above):
+            pass
+    except OSError as error:
+        raise Refusal(flag, f"{above}, which cannot be written ({error.strerror})", "a folder to write into") from error
 
 
 def check_free(out: Path, overwrite: bool, mark: str, line: str = "") -> None:

@@ -100,11 +100,15 @@ def _threshold(dropout: float) -> int:
     return int(dropout * 2**32)
 
 
+HEAD_WIDTHS = (16, 32, 64, 128)
+"""That the kernel takes."""
+
+
 def is_supported(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
     """Whether the kernel runs there; ``plain`` and torch's own attention run everywhere."""
     if not (device.type == "cuda" or INTERPRETED) or dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return False
-    return head_width in (16, 32, 64, 128) and HAS_TRITON
+    return head_width in HEAD_WIDTHS and HAS_TRITON
 
 
 def pays(query_key_value: Float[Tensor, "B n 3*D"], heads: int, dropout: float) -> bool:

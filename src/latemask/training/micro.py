@@ -64,7 +64,8 @@ def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, prec
     """Rows for one forward pass: a divisor of ``rows`` that fits the device's memory by two measured points at each
     masking rate of the run; where processes have different room or ``rows``, the least of them counts for all.
 
-    Raises ``Refusal`` where not even one row fits.
+    Gradients are held while it measures: else their arrival hides what few rows' activations take, and the line between
+    the two points rises too little. Raises ``Refusal`` where not even one row fits.
     """
     device = world.device
     row_tokens = model.run.shape.row_tokens
@@ -74,6 +75,7 @@ def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, prec
     free, _ = torch.cuda.mem_get_info(device)
     moments = sum(8 * shard(parameter).numel() for parameter in model.parameters())
     optimizer_bytes = moments + sum(4 * parameter.numel() for parameter in model.parameters())  # and gradients, whole
+    _step_bytes(model, batches, 0, 1, precision, device)
     for index in batches.new_shapes_from(0):
         small, large = (_step_bytes(model, batches, index, some, precision, device) for some in (1, min(rows, 4)))
         a_row = max((large - small) / max(min(rows, 4) - 1, 1), 1)
@@ -83,17 +85,19 @@ def find_micro_rows(model: Pretrainer, batches: TrainingBatches, rows: int, prec
             raise Refusal("training.micro_rows", f"{free / 1e9:.1f} GB free on the card", wanted,
                           "Choose a smaller recipe")  # fmt: skip
         most = min(most, fits)
+    for parameter in model.parameters():
+        parameter.grad = None
     return world.least(_divisor(rows, most))
 
 
 def _step_bytes(
     model: Pretrainer, batches: TrainingBatches, index: int, rows: int, precision: Callable, device: torch.device
 ) -> int:
+    """Bytes that a pass takes beyond what is held before it; its gradients stay."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
     with out_of_memory_is_refused(rows), precision():
         model(batches.batch_at(index, 0, rows).to(device)).mean().backward()
-    model.zero_grad(set_to_none=True)
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.reset_peak_memory_stats(device)
     torch.cuda.empty_cache()
@@ -106,13 +110,20 @@ def _divisor(rows: int, most: int) -> int:
     return best if 2 * best >= min(rows, most) else min(rows, most)
 
 
+def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
+    """Whether device or host had too little memory, whoever of torch, NumPy, cuBLAS and the compiler says so."""
+    told = ("out of memory", "alloc_failed", "can't allocate memory")
+    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return is_known or any(words in str(error).lower() for words in told)
+
+
 @contextmanager
 def out_of_memory_is_refused(micro_rows: int) -> Iterator[None]:
     """The device's out-of-memory error as a ``Refusal`` that says what to set."""
     try:
         yield
-    except RuntimeError as error:
-        if not isinstance(error, torch.OutOfMemoryError) and "can't allocate memory" not in str(error):
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
             raise
         found = f"too little memory for {micro_rows} row{'s' if micro_rows > 1 else ''} at once"
         do = f"Set --training.micro-rows {micro_rows // 2}; the batch and the result stay the same"
