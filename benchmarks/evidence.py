@@ -91,6 +91,12 @@ class Options:
     """Of GLUE."""
     tokens: int | None = None
     """Tokens a run, where it should not be the study's own number."""
+    rows: int = 128
+    """Of 512 tokens, an update."""
+    rate: str = "2e-4"
+    """Peak learning rate."""
+    first: int | None = None
+    """Of each field of minimal pairs only so many; none: all."""
     size: str | None = None
     """Of the recipes, where it should not be the study's own: tiny tries a study out on a CPU."""
     flags: str = ""
@@ -134,23 +140,37 @@ class Job:
     stop_at_seconds: float | None = None
 
 
-def short_run(tokens: int, name: str, rows: int = 128, rate: str = "2e-4") -> tuple[str, ...]:
-    """Flags of recipe ``name`` for some hundred million tokens, ``rows`` of 512 an update, all validated at one rate.
+def short_run(tokens: int, name: str, rows: int, rate: str, row_tokens: int = 512) -> tuple[str, ...]:
+    """Flags of recipe ``name`` for some hundred million tokens, ``rows`` an update, all validated at one rate.
 
     Rotary positions in encoder and decoder, for only so does a decoder's self-attention find the words beside a mask in
     so short a time; a long warm-up to a low rate, for a fast one ends where every vector points the same way
     (results/real-text). The ablation of positions keeps its own.
     """
-    flags = ("--training.batch-rows", str(rows), "--training.steps", str(max(1, tokens // (512 * rows))),
-             "--training.learning-rate", rate, "--training.warmup-share", "0.3", "--training.log-every", "50",
-             "--training.validate-every", "500", "--training.validation-rate", "0.15",
-             "--training.save-every", "1000000")  # fmt: skip
+    steps = max(1, tokens // (row_tokens * rows))
+    flags = ("--training.batch-rows", str(rows), "--training.steps", str(steps),
+             "--training.learning-rate", rate, "--training.warmup-share", "0.3",
+             "--training.log-every", str(max(1, steps // 100)), "--training.validate-every", str(max(1, steps // 12)),
+             "--training.validation-rate", "0.15", "--training.save-every", "1000000")  # fmt: skip
+    if row_tokens != 512:
+        flags += ("--shape.row-tokens", str(row_tokens))
     if name.startswith("no_relative"):
         return flags
     decoder = recipe(name).decoder
     rotates = decoder is not None and "self" in decoder.sublayers
     rotary = ("--decoder.positions", "absolute+rotary") if rotates else ()
     return (*flags, "--shape.positions", "rotary", *rotary)
+
+
+TUNED = (
+    ("128x512", 128, 512, "4e-4", ()),
+    ("64x512", 64, 512, "4e-4", ()),
+    ("32x512", 32, 512, "2e-4", ()),
+    ("32x512", 32, 512, "4e-4", ()),
+    ("32x512,masked=.3", 32, 512, "2e-4", ("--masking.rate", "0.3")),
+    ("128x128", 128, 128, "2e-4", ()),
+)
+"""What `tuning` tries of MLM and of its peer: rows and tokens an update, length of rows, peak rate, share masked."""
 
 
 def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
@@ -172,27 +192,30 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
             Trial(f"three_ml_self_{size}", f"three_ml_self_{size}", flags + decoder),
             Trial(f"mae_lm_{size}", f"mae_lm_{size}", flags + decoder, stop_at_seconds=170),
         ], ("blimp", "rank", "theory")
+    tokens = options.tokens or {"objectives": 250_000_000, "time": 250_000_000, "tuning": 60_000_000}.get(
+        study, 100_000_000
+    )
+    size = options.size or ("small" if study in ("masks", "delta") else "base")
+
+    def short(name: str) -> tuple[str, ...]:
+        return short_run(tokens, name, options.rows, options.rate)
+
     if study == "objectives":
-        size, tokens = options.size or "base", options.tokens or 250_000_000
         clock = () if options.seconds is None else ("--training.max-seconds", f"{options.seconds:g}")
         return [
             Trial(system + (f",seconds={options.seconds:g}" if clock else "") + f",seed={seed}", name,
-                  (*short_run(tokens, name), "--training.seed", str(seed), *clock))
+                  (*short(name), "--training.seed", str(seed), *clock))
             for seed in options.seeds
             for system in ("mlm", "mae_lm")
             for name in (f"{system}_{size}",)
         ], ("blimp", "rank", "rank-mnli", "rank-squad2", "glue", "squad")  # fmt: skip
-    size = options.size or ("small" if study in ("masks", "delta") else "base")
-    tokens = options.tokens or (250_000_000 if study == "time" else 100_000_000)
     if study == "masks":
         ways = ("mlm", "mask_in_encoder", "decoder_resets_mask", "random_replace", "mae_lm", "misaligned_positions",
                 "no_relative", "decoder_self_cross", "decoder_causal_cross", "decoder_cross")  # fmt: skip
-        found = [Trial(way, f"{way}_{size}", short_run(tokens, f"{way}_{size}")) for way in ways]
-        return found, ("blimp", "rank", "glue")
+        return [Trial(way, f"{way}_{size}", short(f"{way}_{size}")) for way in ways], ("blimp", "rank", "glue")
     if study == "delta":
-        flags = short_run(tokens, f"delta_{size}")
         return [
-            Trial(f"delta={delta}", f"delta_{size}", (*flags, "--masking.delta", str(delta)))
+            Trial(f"delta={delta}", f"delta_{size}", (*short(f"delta_{size}"), "--masking.delta", str(delta)))
             for delta in (0, 0.25, 0.5, 0.75, 1)
         ], ("blimp", "rank", "glue")
     if study == "three-ml":
@@ -205,33 +228,31 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
         for layer in (depth // 4, depth // 2, 3 * depth // 4):
             systems[f"k={layer}"] = (f"three_ml_{size}", ("--masking.joins", f"{layer}:0:1"))
         return [
-            Trial(f"{system},rate={rate}", name, (*short_run(tokens, name), "--masking.rate", str(rate), *joins))
+            Trial(f"{system},rate={rate}", name, (*short(name), "--masking.rate", str(rate), *joins))
             for (system, (name, joins)), rate in itertools.product(systems.items(), (0.15, 0.3, 0.4, 0.5, 0.6))
         ], ("blimp", "glue")
-    if study == "tuning":  # as many of the peer's as of ours; what is best then goes into `time` by --flags
-        tokens = options.tokens or 60_000_000
-        peer, ours = f"no_relative_{size}", f"mlm_{size}"
-        tried: tuple[tuple[int, str, tuple[str, ...]], ...] = (
-            (128, "2e-4", ()), (128, "1e-4", ()), (128, "4e-4", ()), (128, "8e-4", ()), (64, "2e-4", ()),
-            (128, "2e-4", ("--masking.rate", "0.3")),
-        )  # fmt: skip
-        return [
-            Trial(f"{system},rows={rows},rate={rate}{',masked=.3' * bool(more)}", ours,
-                  (*short_run(tokens, name, rows, rate), *more), is_peer=system == "roberta")
-            for system, name in (("roberta", peer), ("mlm", ours))
-            for rows, rate, more in tried
-        ], ()  # fmt: skip
-    every = max(1, tokens // 65_536 // 8)
+    if study == "tuning":  # as many of the peer's as of ours; what is best then goes into the other studies
+        trials = []
+        for system, tried in (("roberta", TUNED), ("mlm", TUNED), ("mae_lm", TUNED[:4])):
+            is_peer = system == "roberta"
+            name, kept = (f"{part}_{size}" for part in (("mlm", "no_relative") if is_peer else (system, system)))
+            trials += [
+                Trial(f"{system},{label},rate={rate}", name, (*short_run(tokens, kept, rows, rate, row_tokens), *more),
+                      is_peer=is_peer)
+                for label, rows, row_tokens, rate, more in tried
+            ]  # fmt: skip
+        return trials, ("blimp",)
+    every = max(1, tokens // (512 * options.rows) // 8)
     often = ("--training.save-every", str(every), "--training.keep", "0")
     steps = tuple(every * number for number in (1, 2, 3, 4, 6, 8))
     found = [
-        Trial(system, name, (*short_run(tokens, name), *often), steps=steps)
+        Trial(system, name, (*short(name), *often), steps=steps)
         for system in ("mlm", "three_ml_self", "mae_lm")
         for name in (f"{system}_{size}",)
     ]
     # transformers' RoBERTa has no rotary positions: it keeps its own, with the flags of a run that keeps them too
-    kept = short_run(tokens, f"no_relative_{size}")
-    return [*found, Trial("roberta", f"mlm_{size}", (*kept, *often), steps=steps, is_peer=True)], ("glue",)
+    return [*found, Trial("roberta", f"mlm_{size}", (*short(f"no_relative_{size}"), *often), steps=steps,
+                          is_peer=True)], ("glue",)  # fmt: skip
 
 
 def jobs_of(options: Options) -> list[Job]:
@@ -266,7 +287,13 @@ def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str,
              "--together", str(options.together))  # fmt: skip
     squad = ("--task", "squad2", "--data", str(options.squad), "--train", SQUAD_TRAIN, "--dev", SQUAD_DEV)
     if measure == "blimp" and options.blimp:
-        return [(measure, ("evaluate", model, "--suite", "blimp", "--data", str(options.blimp), "--precision", "bf16"))]
+        first = () if options.first is None else ("--first", str(options.first))
+        return [
+            (
+                measure,
+                ("evaluate", model, "--suite", "blimp", "--data", str(options.blimp), "--precision", "bf16", *first),
+            )
+        ]
     if measure in ("rank", "theory"):
         return [(measure, (measure, model, "--data", str(options.data)))]
     if measure == "glue" and options.glue:
