@@ -11,6 +11,8 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from latemask.downstream.tasks import GLUE
 from latemask.errors import Refusal
@@ -25,7 +27,7 @@ from latemask.report.published import TABLE_1
 from latemask.report.rank import masked_table, rank_table
 from latemask.report.rank_by_layer import rank_drawings
 from latemask.report.runs import events_table, runs_table, settings_table, sources_table
-from latemask.report.tables import Drawing, Table, crossed, shown
+from latemask.report.tables import Drawing, Table, crossed, distinct, shown
 from latemask.report.theory import theory_parts
 from latemask.report.trend import sweeps, trend_drawings, trend_table
 from reported import (
@@ -110,7 +112,8 @@ def test_what_a_refused_start_left_behind_is_passed_over_in_silence(tmp_path, ca
 
 @pytest.mark.parametrize("line", [{"kind": "end", "step": 3}, {"kind": "end", "reason": "steps"}, {"kind": "skip"},
                                   {"kind": "train", "step": 1, "tokens": 1, "seconds": "1", "loss": 1.0},
-                                  {"kind": "validation", "step": 1}, {"kind": "train", "step": 1}])  # fmt: skip
+                                  {"kind": "validation", "step": 1}, {"kind": "train", "step": 1},
+                                  {"kind": "validation", "step": 40, "loss": float("nan")}])  # fmt: skip
 def test_a_line_made_by_hand_is_left_out_and_named_by_its_number(line, tmp_path, capsys):
     folder = write_journal(tmp_path / "a")
     [whole] = read_folders([folder])
@@ -128,6 +131,8 @@ DAMAGED = {
     "downstream/point.json": json.dumps(point("rte", 0.5))[:-20],
     "theory.json": json.dumps({"kind": "theory", "tau": "high"}),
     "journal.jsonl": '{"kind": "train", "st',
+    "downstream/nan.json": json.dumps(point("rte", float("nan"))),
+    "downstream/infinite.json": json.dumps(masked_loss("bad", float("inf"))),
 }
 
 
@@ -159,6 +164,13 @@ def test_a_damaged_file_of_a_sweep_is_said_once_and_its_runs_are_read(tmp_path):
     folders = read_folders([tmp_path])
     assert [folder.varied for folder in folders] == [(), ()]
     assert [problem.where for problem in left_out_of(folders)] == [str(tmp_path / "sweep.json")]
+
+
+def test_json_that_is_no_result_is_left_out_beside_runs(tmp_path, capsys):
+    (tmp_path / "other.json").write_text("{}")
+    [run] = read_folders([write_journal(tmp_path / "a"), tmp_path / "other.json"])
+    assert run.name == "a"
+    assert f"warning: left out: {tmp_path / 'other.json'}: found no result" in capsys.readouterr().err
 
 
 def test_a_journal_whose_start_is_damaged_says_so_and_the_results_beside_it_stand(tmp_path):
@@ -759,6 +771,36 @@ def test_runs_that_differ_in_one_field_are_a_trend(tmp_path):
     assert "Medians over runs" in drawing.note
     write_curve(tmp_path / "odd", "delta_tiny", 2.0, 60, {"masking.delta": 0.1, "training.steps": 7})
     assert not sweeps(read_folders([tmp_path]))
+
+
+def test_what_is_called_alike_has_files_and_ids_of_its_own(tmp_path):
+    """Two sweeps over one field; data whose names are of no Latin letters; the same pairs, in whole and in part."""
+    for name, delta in itertools.product(("some", "others"), (0.0, 0.5)):
+        run = write_curve(tmp_path / name / f"{delta}", "delta_tiny", 2.0, 60, {"masking.delta": delta})
+        some, more = ({**masked_loss("x", 3.0 + delta), "options": {"data": text}} for text in ("東京", "Москва"))
+        part = {"subset": {"pairs": "the first 2 of each file"}} if name == "some" else {}
+        put(run, some, more, pairs("x", 0.6 + delta / 10) | part)
+        (tmp_path / name / "sweep.json").write_text(json.dumps({"vary": {"masking.delta": [0, 0.5]}}))
+    run_report(ReportOptions((str(tmp_path / "some"), str(tmp_path / "others")), tmp_path / "r.html"))
+    page, text = (tmp_path / "r.html").read_text(), (tmp_path / "r.md").read_text()
+    ids = re.findall(r'id="?([^" >]+)', page)
+    assert len(ids) == len(set(ids))
+    files = re.findall(r"\]\((r\.[^)]+)\)", text)
+    assert len(files) == len(set(files)) == page.count("<figure>")
+    assert {path.name for path in tmp_path.glob("r.*.svg")} == set(files)
+    for name in ("some", "others"):
+        assert f"## Sweep over masking.delta in {name}\n" in text
+        assert f"Validation loss against masking.delta in {name}" in text
+    for section in re.findall(r"<a href=#([^>]+)>", page):
+        assert section in ids
+
+
+@given(st.lists(st.sampled_from(["a", "a-2", "a-3", "b"])))
+def test_names_that_come_again_get_a_number(names):
+    found = distinct(names)
+    assert len(found) == len(set(found)) == len(names)
+    assert set(names) <= set(found)
+    assert all(one == name or one.startswith(f"{name}-") for one, name in zip(found, names, strict=True))
 
 
 def test_a_product_has_a_line_for_each_setting_of_the_other_field_and_words_stand_on_the_axis(tmp_path):

@@ -18,6 +18,7 @@ from latemask.report import plots
 from latemask.report.curves import checkpoint_drawings
 from latemask.report.folders import RunFolder, read_folders
 from latemask.report.front import cost_table, front, front_drawings
+from latemask.report.measures import measures
 from latemask.report.rank import rank_table
 from latemask.report.rank_by_layer import layer_tables, rank_drawings
 from latemask.report.seeds import Difference, seeds_tables, value_at
@@ -53,6 +54,16 @@ def test_runs_are_grouped_by_settings_and_told_apart_by_seed_whatever_their_fold
         "y": ["y"],
         "mae_lm_tiny, masking.rate 0.3": ["v", "w"],
     }
+
+
+def test_a_system_is_not_called_as_another_run_is(tmp_path):
+    folders = [seeded(tmp_path / "mlm_tiny", "mlm_tiny", 1, **{"masking.rate": 0.3}),
+               *(seeded(tmp_path / f"run-{seed}", "mlm_tiny", seed) for seed in (1, 2)),
+               seeded(tmp_path / "z", "mae_lm_tiny", 1)]  # fmt: skip
+    found = read_folders(folders)
+    assert [system.name for system in systems(found)] == ["mlm_tiny", "mlm_tiny (2 seeds)", "z"]
+    drawn = front_drawings(found)[0].svg
+    assert all(f">{name}<" in drawn for name in ("mlm_tiny", "mlm_tiny (2 seeds)", "z"))
 
 
 def test_runs_of_one_seed_stay_apart(tmp_path):
@@ -187,6 +198,28 @@ def test_what_does_not_compare_is_not_compared_and_said(tmp_path):
     assert not seeds_tables(two_systems(tmp_path / "alone", (1,))), "one pair is no spread"
 
 
+def test_losses_of_the_pairs_that_have_ended_are_compared_and_the_others_said(tmp_path):
+    two_systems(tmp_path)
+    [whole] = seeds_tables(read_folders([tmp_path]))
+    assert "Without the losses" not in whole.note
+    journal = tmp_path / "other-3" / "journal.jsonl"
+    journal.write_text("".join(line for line in journal.read_text().splitlines(True) if '"kind": "end"' not in line))
+    [table] = seeds_tables(read_folders([tmp_path]))
+    assert cells(table, "validation loss")["seeds"] == "1, 2"
+    assert cells(table, "RTE")["seeds"] == "1, 2, 3"
+    assert "Without the losses of pairs that have not ended" in table.note
+
+
+def test_a_guest_s_scores_are_not_the_run_s(tmp_path):
+    """Results of another model in the run's folder of results; those of a run that was renamed are its own."""
+    guest = {"model": {"folder": "roberta-base", "weights": "r", "tokenizer": "t"}}
+    export = {"model": {"folder": f"{tmp_path}/mlm/export", "weights": "e", "tokenizer": "t"}}
+    run = put(write_journal(tmp_path / "mlm"), point("rte", 0.6, run="former"), point("sst2", 0.9) | guest,
+              point("mrpc", 0.7) | export, masked_loss("x", 1.0) | guest)  # fmt: skip
+    found = measures(read_folders([run])[0])
+    assert list(found) == ["validation loss", "RTE", "MRPC"]
+
+
 # Cost and time
 
 
@@ -253,6 +286,24 @@ def test_time_to_quality_is_a_share_of_the_reference_s(tmp_path):
         "measure": "validation loss", "bad": "not reached", "mlm": "1,000 s (100%)", "quick": "250 s (25%)",
     }  # fmt: skip
     assert time_table(read_folders([tmp_path / "mlm"])) is None
+
+
+def test_there_is_no_time_where_no_line_says_seconds(tmp_path):
+    for name in ("mlm_tiny", "mae_lm_tiny"):
+        run = write_journal(tmp_path / name, name)
+        lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+        write_lines(run, [line for line in lines if line["kind"] != "train"])
+    folders = read_folders([tmp_path])
+    assert time_table(folders) is None
+    assert cost_table(folders) is not None
+
+
+def test_a_measure_that_the_reference_s_first_seed_lacks_has_its_time_too(tmp_path):
+    for name, seed in itertools.product(("mlm_tiny", "mae_lm_tiny"), (1, 2)):
+        run = write_curve(tmp_path / f"{name}-{seed}", name, 2.0, 100, {"training.seed": seed})
+        if (name, seed) != ("mlm_tiny", 1):
+            put(run, *(point("rte", 0.5 + step / 10_000, step=step) for step in (500, 1000)))
+    assert cells(time_table(read_folders([tmp_path])), "RTE")["mae_lm_tiny"] == "100 s (100%)"
 
 
 def test_glue_s_average_of_checkpoints_is_a_curve_and_a_time(tmp_path):

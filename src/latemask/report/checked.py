@@ -8,6 +8,7 @@ Fields that the report does not read may be there or not.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -121,7 +122,8 @@ def _check(file: Path, where: str, value: Any, form: Any) -> None:
                 if name in value:
                     _check(file, _inside(where, name), value[name], inner)
         case _:
-            if not isinstance(value, form) or (isinstance(value, bool) and form != FLAG):
+            is_finite = not isinstance(value, float) or math.isfinite(value)
+            if not isinstance(value, form) or (isinstance(value, bool) and form != FLAG) or not is_finite:
                 _refuse(file, where, value, NAMES[form])
 
 

@@ -182,7 +182,7 @@ def left_out_of(folders: Sequence[RunFolder]) -> list[Refusal]:
 
 def _is_empty(folder: Path) -> bool:
     """Whether nothing that a person sees is in it: what is left of a run that was refused, such as its lock file."""
-    return all(path.name.startswith(".") for path in folder.iterdir())
+    return folder.is_dir() and all(path.name.startswith(".") for path in folder.iterdir())
 
 
 def readable(name: str) -> str:

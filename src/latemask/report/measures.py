@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import NamedTuple
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from latemask.downstream.tasks import GLUE, SQUAD
 from latemask.report import plots
@@ -40,7 +41,7 @@ def measures(run: RunFolder) -> dict[str, Measure]:
     if run.validation:
         found[_loss(run)] = Measure(run.validation["loss"], is_loss=True)
     for one in sorted(run.of("evaluation"), key=lambda one: one["model"].get("step") or 0):
-        if one["suite"] == "masked-loss":
+        if one["suite"] == "masked-loss" and _is_its_own(run, one["model"]):
             found[f"masked loss, {data_of(one)}, {100 * one['rate']:.4g}%"] = Measure(one["loss"], is_loss=True)
     newest: dict[str, Entry] = {}
     for entry in sorted(_scored(run), key=lambda entry: entry.step or 0):
@@ -51,7 +52,7 @@ def measures(run: RunFolder) -> dict[str, Measure]:
 
 
 def curves(run: RunFolder) -> dict[str, list[plots.Point]]:
-    """(seconds of pretraining, value) of what was measured at several checkpoints."""
+    """(seconds of pretraining, value) of what was measured at several times."""
     found: dict[str, list[plots.Point]] = {}
     if run.validation and plots.kind_of_loss(run.lines) == "validation":
         found[_loss(run)] = plots.loss_points(run.lines, "seconds")
@@ -59,7 +60,7 @@ def curves(run: RunFolder) -> dict[str, list[plots.Point]]:
         if entry.seconds is not None:
             for name, measure in _named(entry, False).items():
                 found.setdefault(name, []).append((entry.seconds, measure.value))
-    return {name: points for name, points in found.items() if len(points) > 1}
+    return {name: points for name, points in found.items() if len({seconds for seconds, _ in points}) > 1}
 
 
 def cautions(runs: Sequence[RunFolder], names: Sequence[str], cells: str) -> str:
@@ -86,8 +87,13 @@ def _loss(run: RunFolder) -> str:
 
 
 def _scored(run: RunFolder) -> list[Entry]:
-    found = entries([run])
+    found = [entry for entry in entries([run]) if _is_its_own(run, entry.model)]
     return [*found, *averages(found)]
+
+
+def _is_its_own(run: RunFolder, model: Mapping[str, Any]) -> bool:
+    """Whether a model is the run's: one of no run that lies elsewhere is a guest in its folder of results."""
+    return bool(model.get("run")) or run.path.name in Path(str(model.get("folder", ""))).parts
 
 
 def _named(entry: Entry, has_average: bool) -> dict[str, Measure]:

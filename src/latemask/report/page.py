@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from latemask import console
 from latemask.errors import Refusal
 from latemask.report.folders import RunFolder, left_out_of, read_folders
-from latemask.report.tables import Drawing, Table, anchor, marked_down
+from latemask.report.tables import Drawing, Table, anchor, distinct, marked_down
 from latemask.writing import write_whole
 
 STYLE = """
@@ -72,6 +72,8 @@ def run_report(options: ReportOptions) -> int:
 def write_report(folders: Sequence[RunFolder], out: Path, title: str) -> list[Path]:
     """Write ``out`` (HTML), ``out`` as .md, and each figure as .svg; returns the paths."""
     found = list(parts(folders))
+    files = iter(distinct([part.name for part in found if isinstance(part, Drawing)]))
+    found = [replace(part, name=next(files)) if isinstance(part, Drawing) else part for part in found]
     written = [write_whole(out, html_page(title, found))]
     text = [f"# {marked_down(title)}", ""]
     for part in found:
@@ -115,9 +117,11 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
             yield runs.settings_table(journals)
         tables = [runs.sources_table(journals), runs.events_table(journals)]
     yield from filter(None, tables)
-    for fields, members in trend.sweeps(journals):
-        yield trend.trend_table(fields, members)
-        yield from trend.trend_drawings(fields, members)
+    found = trend.sweeps(journals)
+    for fields, members in found:
+        where = f" in {members[0].path.parent.name}" if len(found) > 1 else ""
+        yield trend.trend_table(fields, members, where)
+        yield from trend.trend_drawings(fields, members, where)
     yield from seeds.seeds_tables(folders)
     yield from filter(None, [front.cost_table(folders)])
     yield from front.front_drawings(folders)
@@ -137,6 +141,9 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
 def html_page(title: str, found: Sequence[Part], lead: str = "") -> str:
     """The whole page, in the order of ``found``; drawings that follow each other stand side by side. ``lead``: a first
     paragraph."""
+    titles = [part.title for part in found if isinstance(part, Table)]
+    sections = dict(zip(distinct(list(map(anchor, titles))), titles, strict=True))
+    ids = iter(sections)
     body, row = [f"<p>{html.escape(lead)}</p>"] if lead else [], []
     for part in found:
         if isinstance(part, Drawing):
@@ -145,11 +152,10 @@ def html_page(title: str, found: Sequence[Part], lead: str = "") -> str:
         if row:
             body.append(_side_by_side(row))
             row = []
-        body.append(part.html())
+        body.append(part.html(next(ids)))
     body += [_side_by_side(row)] if row else []
-    titles = [part.title for part in found if isinstance(part, Table)]
-    links = "".join(f"<a href=#{anchor(name)}>{html.escape(name)}</a>" for name in titles)
-    nav = f"<nav>{links}</nav>" if len(titles) > 2 else ""
+    links = "".join(f"<a href=#{section}>{html.escape(name)}</a>" for section, name in sections.items())
+    nav = f"<nav>{links}</nav>" if len(sections) > 2 else ""
     return ("<!doctype html>\n<html lang=en><head><meta charset=utf-8><meta name=viewport content='width=device-width'>"
             f"<title>{html.escape(title)}</title><style>{STYLE}</style></head>\n<body><h1>{html.escape(title)}</h1>\n"
             + nav + "\n".join(body) + "\n</body></html>\n")  # fmt: skip

@@ -147,6 +147,6 @@ def _note(base: System, other: System, rows: Sequence[tuple[Value, ...]]) -> str
             f" {EQUAL_SECONDS.capitalize()}: both curves at the seconds that the quicker run took. The slower one's "
             "learning rate had not come down by then, which speaks against it."
         )
-    if not all(_losses_compare(run, runs[0]) for run in runs):
-        said += " Without losses: runs have not ended, or were validated at different masking rates."
+    if not all(_losses_compare(base.by_seed[seed], other.by_seed[seed]) for seed in _shared(base, other)):
+        said += " Without the losses of pairs that have not ended, or were validated at different masking rates."
     return said + cautions(runs, [str(row[0]) for row in rows], " ".join(f"{row[1]} {row[2]}" for row in rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import itertools
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,8 +33,8 @@ class Table:
         parts = (f"## {marked_down(self.title)}", "\n".join(lines), marked_down(self.note))
         return "\n\n".join(part for part in parts if part) + "\n"
 
-    def html(self) -> str:
-        """As a section with a ``<table>``."""
+    def html(self, section: str) -> str:
+        """As a section of this id with a ``<table>``."""
 
         def row(tag: str, cells: Sequence[str]) -> str:
             return "<tr>" + "".join(
@@ -45,7 +46,7 @@ class Table:
         head = f"<thead>{row('th', self.columns)}</thead>"
         table = f"<div class=wide><table>{head}<tbody>\n{rows}\n</tbody></table></div>" if self.rows else ""
         note = f"<p>{html.escape(self.note)}</p>" if self.note else ""
-        return f"<section id={anchor(self.title)}><h2>{html.escape(self.title)}</h2>{table}{note}</section>"
+        return f"<section id={section}><h2>{html.escape(self.title)}</h2>{table}{note}</section>"
 
     @cached_property
     def _numeric(self) -> list[bool]:
@@ -111,8 +112,17 @@ def _breakable(text: str) -> str:
 
 
 def anchor(title: str) -> str:
-    """The id of a title's section."""
+    """A title as an id or a part of a file's name; of other scripts than Latin nothing remains."""
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-") or "section"
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """``names``, those that come again with a number."""
+    found: list[str] = []
+    for name in names:
+        numbered = (f"{name}-{number}" for number in itertools.count(2))
+        found.append(next(one for one in numbered if one not in {*names, *found}) if name in found else name)
+    return found
 
 
 def _apart(tag: str, name: str) -> str:

@@ -22,7 +22,7 @@ def time_table(folders: Sequence[RunFolder]) -> Table | None:
     base = reference(found)
     known = {id(run): curves(run) for system in found for run in system.runs}
     others = [run for system in found if system is not base for run in system.runs]
-    names = [name for name in known[id(base.runs[0])]
+    names = [name for name in dict.fromkeys(name for run in base.runs for name in known[id(run)])
              if any(name in known[id(run)] for run in others)]  # fmt: skip
 
     def cell(row: int, column: int) -> str | None:

@@ -40,8 +40,9 @@ def _comparable(run: RunFolder) -> dict[str, Measure]:
     return {name: value for name, value in _measured(run).items() if run.has_ended or name not in LOSSES}
 
 
-def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Drawing]:
-    """A figure a measure against the first field; a line for each setting of the others. Seeds: their median."""
+def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder], where: str = "") -> list[Drawing]:
+    """A figure a measure against the first field; a line for each setting of the others. Seeds: their median.
+    ``where``: what titles say beside other sweeps."""
     fields = [name for name in fields if name not in SEEDS]
     if not fields:
         return []
@@ -77,17 +78,17 @@ def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder]) -> list[Dra
             note = f"{note} {DEGENERATE} Some of these fine-tunings failed: see the tables.".strip()
         if any(len(ys) > 1 for at in points.values() for ys in at.values()):
             note = f"{note} Medians over runs of the same settings.".strip()
-        title = f"{name[0].upper()}{name[1:]} against {first}"
+        title = f"{name[0].upper()}{name[1:]} against {first}{where}"
         drawn = plots.svg(plots.trend(medians, first, LOSSES.get(name, name), None if are_numbers else categories))
         drawings.append(Drawing(f"trend-{anchor(first)}-{anchor(name)}", title, drawn, note))
     return drawings
 
 
-def trend_table(fields: Sequence[str], runs: Sequence[RunFolder]) -> Table:
+def trend_table(fields: Sequence[str], runs: Sequence[RunFolder], where: str = "") -> Table:
     """One row a run of a sweep: the fields that vary and every measure."""
     measured = [_measured(run) for run in runs]
     names = list(dict.fromkeys(name for found in measured for name in found))
     rows = tuple((*(setting(run, name) for name in fields), run.reached["step"],
                   *(found[name].text if name in found else None for name in names), run.ending)
                  for run, found in zip(runs, measured, strict=True))  # fmt: skip
-    return Table(f"Sweep over {' and '.join(fields)}", (*fields, "steps", *names, "end"), rows)
+    return Table(f"Sweep over {' and '.join(fields)}{where}", (*fields, "steps", *names, "end"), rows)

@@ -195,7 +195,7 @@ def _problem(path: Path, number: int, line: dict[str, Any]) -> Refusal | None:
             found = f"whose {name} is {json.dumps(value)[:60]}" if name in line else f"without {name}"
             return Refusal(path, f"line {number}, of kind {kind}, {found}", f"{NAMES[wanted]} there")
     for name in (MEASURED - {"rows"} if kind == "skip" else MEASURED) & line.keys():
-        if not isinstance(line[name], MAYBE):
+        if not isinstance(line[name], MAYBE) or _finite(line[name]) != line[name]:
             found = f"line {number}, of kind {kind}, whose {name} is {json.dumps(line[name])[:60]}"
             return Refusal(path, found, "a number or null there")
     return None
