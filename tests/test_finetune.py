@@ -22,7 +22,7 @@ from latemask.downstream.heads import NO_LABEL, FineTuned, losses
 from latemask.downstream.inputs import Frame, Inputs, longest_first
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.problem import TextProblem, cosines
-from latemask.downstream.runner import finetune, output_folder
+from latemask.downstream.runner import STOPPED, finetune, output_folder
 from latemask.downstream.saving import load_finetuned
 from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import own_task
@@ -503,6 +503,7 @@ def test_points_that_are_trained_together_are_those_of_one_after_the_other(folde
     }
     assert sorted(found["one"]) == sorted(found["more"])
     for name, one in found["one"].items():
+        assert (one["at_once"], found["more"][name]["at_once"]) == (1, 3)
         assert [entry["scores"] for entry in one["history"]] == [
             entry["scores"] for entry in found["more"][name]["history"]
         ]
@@ -553,6 +554,25 @@ finetune({options_of(folder, tmp_path, epochs=200)!r})
     with claimed(tmp_path, name) as is_ours:  # at once: its owner is known to be dead
         assert is_ours
     assert [path.name for path in tmp_path.glob("*.claim*")] == [claim.name]
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_told_to_end_it_gives_up_the_claims_of_all_its_lanes(parallel, folders, tmp_path):
+    folder, _ = folders
+    command = [sys.executable, "-m", "latemask", "finetune", str(folder / "runs" / "x"), "--task", "own", "--data",
+               str(folder), "--train", "train.jsonl", "--dev", "dev.jsonl", "--label", "animal", "--out", str(tmp_path),
+               "--epochs", "2000", "--seeds", "5", "--together", "2", "--parallel", str(parallel)]  # fmt: skip
+    process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    try:
+        for _ in range(1200):
+            if len(list(tmp_path.glob("*.claim-0"))) == 2 * parallel:
+                break
+            time.sleep(0.1)
+        process.terminate()
+        assert process.wait(60) == STOPPED
+    finally:
+        process.kill()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("positions", ["absolute", "absolute+relative", "rotary"])

@@ -204,7 +204,7 @@ class Training:
     updates: int
     skipped: int
     seconds: float
-    """Of the updates alone, evaluations left out."""
+    """From an epoch's first update to its last, its evaluations left out; what other lanes did meanwhile is in it."""
     examples: int
     padding_share: float
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from latemask import console
 from latemask.downstream.claims import ANEW, being_done, is_done, read_results
@@ -26,13 +26,14 @@ from latemask.writing import write_json
 
 SUMMARY = "summary.json"
 STOPPED = 128 + signal.SIGTERM
-"""Exit status of a worker that was told to end."""
+"""Exit status of a process that was told to end."""
 SHOWN = {*METRICS, "span_f1", "exact", "best_exact", "best_f1"}
 """Metrics that the printed table has room for."""
 
 
 def run_finetune(options: FinetuneOptions) -> None:
-    """What ``latemask finetune`` does: see ``finetune``."""
+    """What ``latemask finetune`` does: see ``finetune``. Told to end (SIGTERM), it gives up its claims as it goes."""
+    signal.signal(signal.SIGTERM, _end)
     finetune(options)
 
 
@@ -148,14 +149,18 @@ def _work_in_processes(options: FinetuneOptions, out: Path) -> list[str]:
 
 
 def _worker(options: FinetuneOptions, out: Path, place: int, writer: Connection) -> None:
-    """Told to end, by its parent or by that one's end, it gives up its claim as it goes."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
+    """Told to end, by its parent or by that one's end, it gives up its claims as it goes."""
+    signal.signal(signal.SIGTERM, _end)
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         writer.send(_work(options, out, place))
     except Refusal as refusal:
         console.warn(str(refusal))
         raise SystemExit(2) from None
+
+
+def _end(*_: object) -> NoReturn:
+    sys.exit(STOPPED)
 
 
 def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:

@@ -86,6 +86,7 @@ class Worker:
                 with _progress(name, bench.updates(settings), is_alone) as advance:
                     training = yield from bench.training(settings, advance)
                 result = result_of(self.model, problem, settings, training, self.device)
+                result["at_once"] = options.parallel * options.together
                 if options.predictions or problem.task.kind == "span":
                     for file, value in training.evaluation.files.items():
                         write_json(self.out / f"{name}.files" / file, value)
@@ -130,6 +131,7 @@ def make_problem(task: Task, options: FinetuneOptions, model: Model, settings: S
 def _line(name: str, result: dict[str, Any]) -> str:
     flag = f"  DEGENERATE: {'; '.join(result['degenerate_because'])}" if result["degenerate"] else ""
     mark = " (subset)" if result["subset"] else ""
+    beside = f", {result['at_once']} at once" if result["at_once"] > 1 else ""
     return (f"{name}{mark}: {result['metric']} {result['score']:.4g} (majority "
             f"{next(iter(result['majority'].values()))[result['metric']]:.4g}), {result['train_seconds']:.1f} s, "
-            f"{result['examples_per_second']:.0f} examples/s{flag}")  # fmt: skip
+            f"{result['examples_per_second']:.0f} examples/s{beside}{flag}")  # fmt: skip
