@@ -1,4 +1,4 @@
-"""The runs behind docs/evidence.md: which recipes with which flags, and what is measured of each, over any cards.
+"""Studies, from pretraining to scores: which recipes with which flags, and what is measured of each, over any cards.
 
     python benchmarks/evidence.py real-text --data data/full --out evidence --cards 0 1 2 3
     python benchmarks/evidence.py objectives --data data/full --glue glue_data --squad squad --blimp blimp \
@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
+from asked import counts
 from refusals import program
 
 from latemask.downstream.glue import read_task
@@ -59,7 +60,7 @@ Measure = Literal["blimp", "rank", "theory", "glue", "squad", "rank-mnli", "rank
 
 @dataclass(frozen=True)
 class Options:
-    """Run a study of docs/evidence.md."""
+    """Run a study."""
 
     study: tyro.conf.Positional[Study]
     """Which one."""
@@ -92,7 +93,7 @@ class Options:
     tokens: int | None = None
     """Tokens a run, where it should not be the study's own number."""
     rows: int = 128
-    """Of 512 tokens, an update."""
+    """Of 512 tokens, an update; `real-text` and `tuning` have their own, and their own rate."""
     rate: str = "2e-4"
     """Peak learning rate."""
     first: int | None = None
@@ -109,6 +110,10 @@ class Options:
             folder = getattr(self, name)
             if folder is not None and not folder.is_dir():
                 raise Refusal(f"--{name}", f"{folder}, which is no folder", "a folder")
+        counts(self, "finetuning_seeds", "parallel", "together", "tokens", "rows", "first")
+        for name in ("cards", "seeds", "tasks"):
+            if not getattr(self, name):
+                raise Refusal(f"--{name}", "nothing", "one or more")
 
     def held_out(self, task: str) -> Path:
         return self.out / f"held-out-{task}.jsonl"
@@ -170,7 +175,8 @@ TUNED = (
     ("32x512,masked=.3", 32, 512, "2e-4", ("--masking.rate", "0.3")),
     ("128x128", 128, 128, "2e-4", ()),
 )
-"""What `tuning` tries of MLM and of its peer: rows and tokens an update, length of rows, peak rate, share masked."""
+"""What `tuning` tries of MLM and of its peer (of MAE-LM all but the last two): a label, rows an update, tokens a row,
+peak rate, and flags."""
 
 
 def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:

@@ -16,6 +16,7 @@ from latemask import __main__ as command_line
 from latemask.cli.options import parse
 from latemask.cli.pretrain import read
 from latemask.downstream.runner import output_folder
+from latemask.errors import Refusal
 
 evidence, roberta = load("evidence"), load("roberta")
 
@@ -61,6 +62,14 @@ def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):
     [run] = [read(job.command[4:])[1] for job in by_clock if job.name == "mae_lm,seconds=386,seed=4"]
     assert run is not None
     assert run.training == dataclasses.replace(runs["mae_lm,seed=4"], max_seconds=386.0)
+
+
+@pytest.mark.parametrize("changes", [{"rows": 0}, {"tokens": 0}, {"first": 0}, {"together": 0}, {"parallel": -1},
+                                     {"seeds": ()}, {"cards": ()}, {"tasks": ()}])  # fmt: skip
+def test_what_counts_nothing_is_refused_before_any_job(changes, tmp_path):
+    [name] = changes
+    with pytest.raises(Refusal, match=f"^--{name}: "):
+        options("objectives", tmp_path, **changes)
 
 
 def test_jobs_run_once_in_order_over_cards_and_what_failed_stops_only_its_own(tmp_path):
