@@ -278,9 +278,6 @@ class Card:
     def parameters(self) -> list[torch.nn.Parameter]:
         return [self.weight]
 
-    def zero_grad(self, set_to_none: bool) -> None:
-        self.weight.grad = None
-
     def new_shapes_from(self, index: int) -> list[int]:
         return [index]
 

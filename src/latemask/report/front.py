@@ -1,4 +1,4 @@
-"""What quality costs: each system's scores beside its card-seconds, and the front that no other beats at its price."""
+"""What quality costs: each system's scores beside its card-seconds, and the Pareto front of the two."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from latemask.report import plots
 from latemask.report.folders import RunFolder
 from latemask.report.looks import Look
-from latemask.report.measures import LOSSES, Measure, cautions, losses_compare, measures
+from latemask.report.measures import LOSSES, Measure, cautions, measures
+from latemask.report.runs import RATES_NOTE, losses_compare
 from latemask.report.systems import System, reference, systems
 from latemask.report.tables import Drawing, Table, Value, anchor
 
@@ -103,11 +104,11 @@ def _note(found: Sequence[Priced], rows: Sequence[tuple[Value, ...]], names: Seq
     every = [run for priced in found for run in priced.runs]
     said = "Means over pretraining seeds (± their deviation) of runs that came to their end."
     if ON_FRONT in text:
-        said += f" {ON_FRONT} On the front: no system that is as cheap is as good."
+        said += f" {ON_FRONT} On the Pareto front: no system that is as cheap is as good."
     if any(len(priced.runs) == 1 for priced in found):
         said += " Of systems with one seed it is not known which differences are seed noise."
     if not losses_compare(every) and any(name in LOSSES for name in names):
-        said += " Validated at different masking rates: these losses do not compare."
+        said += f" {RATES_NOTE}"
     return said + cautions(every, names, text)
 
 
@@ -122,7 +123,7 @@ def front_drawings(folders: Sequence[RunFolder]) -> list[Drawing]:
         having = [priced for priced in found if name in priced.scores]
         looks = {priced.system.name: Look(priced.runs[0].number) for priced in having}
         drawn = plots.front(points, on_front, "card-seconds of pretraining", LOSSES.get(name, name), looks)
-        note = "Joined: the front, the best for its price. Means over seeds; the table has every system."
+        note = "Joined: the Pareto front, the best for their price. Means over seeds; the table has every system."
         marks = " ".join(measure.mark for priced in having for measure in priced.scores[name])
         note += cautions([run for priced in having for run in priced.runs], [name], marks)
         title = f"{name[0].upper()}{name[1:]} against card-seconds"

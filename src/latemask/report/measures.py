@@ -77,11 +77,6 @@ def cautions(runs: Sequence[RunFolder], names: Sequence[str], cells: str) -> str
     return "".join(f" {sentence}" for sentence in said)
 
 
-def losses_compare(runs: Sequence[RunFolder]) -> bool:
-    """Whether all were validated at one masking rate."""
-    return len({run.validation.get("rate") for run in runs if run.validation}) < 2
-
-
 def _loss(run: RunFolder) -> str:
     return LOSS_OF_ROWS if run.rewrites else LOSS
 

@@ -9,14 +9,21 @@ from latemask.report.folders import RunFolder
 from latemask.report.tables import Table, Value, crossed
 from latemask.training.journal import PER_MASKED, PER_TOKEN
 
+RATES_NOTE = "Validated at different masking rates: these losses do not compare."
+
+
+def losses_compare(runs: Sequence[RunFolder]) -> bool:
+    """Whether all that were validated were so at one masking rate."""
+    return len({run.validation.get("rate") for run in runs if run.validation}) < 2
+
 
 def runs_table(runs: Sequence[RunFolder]) -> Table:
     """One row a run: what it was, where it stands, how fast it went."""
     columns = ("run", "recipe", "masked", "steps", "million tokens", "seconds", "validation loss", "at step",
                "at rate", "tokens/s", "MFU", "card")  # fmt: skip
     note = f"Loss: {units(runs)} on held-out text. Speed and MFU: medians over the journal's lines."
-    if len({run.validation["rate"] for run in runs if run.validation.get("rate")}) > 1:
-        note += " These runs were validated at different masking rates, so their losses do not compare."
+    if not losses_compare(runs):
+        note += f" {RATES_NOTE}"
     rows = list(map(_row, runs))
     if any(run.rewrites for run in runs):
         columns = (*columns, "loss per")
@@ -33,8 +40,7 @@ def _row(run: RunFolder) -> tuple[Value, ...]:
     return (
         run.name, run.fields.get("recipe"), _share(run.fields.get("masking.rate")), reached["step"],
         reached["tokens"] / 1e6, float(reached["seconds"]), valid.get("loss"), valid.get("step"),
-        _share(valid.get("rate")), _median(run, "tokens_per_second"), _median(run, "mfu"),
-run.cards,
+        _share(valid.get("rate")), _median(run, "tokens_per_second"), _median(run, "mfu"), run.cards,
     )  # fmt: skip
 
 

@@ -16,9 +16,10 @@ from typing import NamedTuple
 from scipy.special import stdtrit
 
 from latemask.report.folders import RunFolder
-from latemask.report.measures import LOSSES, Measure, cautions, curves, losses_compare, measures
+from latemask.report.measures import LOSSES, Measure, cautions, curves, measures
 from latemask.report.plots import Point
 from latemask.report.rank import last_ranks
+from latemask.report.runs import losses_compare
 from latemask.report.systems import System, reference, systems
 from latemask.report.tables import Table, Value
 

@@ -105,9 +105,9 @@ def _name(members: Sequence[RunFolder], groups: Sequence[Sequence[RunFolder]]) -
     if len(members) == 1:
         return first.name
     title = _title(first)
-    alike = [group[0] for group in groups if len(group) > 1 and _title(group[0]) == title]
-    fields = dict.fromkeys(name for run in alike for name in _trained(run))
-    differ = [name for name in fields if len({repr(run.fields.get(name)) for run in alike}) > 1]
+    namesakes = [group[0] for group in groups if len(group) > 1 and _title(group[0]) == title]
+    fields = dict.fromkeys(name for run in namesakes for name in _trained(run))
+    differ = [name for name in fields if len({repr(run.fields.get(name)) for run in namesakes}) > 1]
     name = ", ".join([title, *(f"{name} {setting(first, name)}" for name in differ)])
     is_taken = any(run.name == name for group in groups for run in group)
     return f"{name} ({len(members)} seeds)" if is_taken else name
