@@ -188,6 +188,15 @@ def test_losses_at_different_rates_are_said_not_to_compare(tmp_path):
     assert all("do not compare" in drawing.note for drawing in loss_drawings(runs))
 
 
+@pytest.mark.parametrize("field", [{"shape.row_tokens": 64}, {"shape.vocabulary": 9000}])
+def test_losses_of_other_rows_or_ids_are_said_not_to_compare(field, tmp_path):
+    alike = read_folders([write_journal(tmp_path / "a"), write_journal(tmp_path / "b", batch_rows=7)])
+    assert "do not compare" not in runs_table(alike).note
+    runs = [*alike[:1], *read_folders([write_journal(tmp_path / "c", fields=field)])]
+    assert "do not compare" in runs_table(runs).note
+    assert all("do not compare" in drawing.note for drawing in loss_drawings(runs))
+
+
 def test_losses_over_whole_rows_stand_apart_under_their_own_name(tmp_path):
     plain = write_journal(tmp_path / "plain")
     row = with_frequencies(write_journal(tmp_path / "bart", "decoder_causal_cross_tiny"), 7.0)

@@ -194,7 +194,7 @@ def test_what_does_not_compare_is_not_compared_and_said(tmp_path):
         write_journal(tmp_path / "rates" / f"{name}-{seed}", name, rate, {"training.seed": seed})
     [table] = seeds_tables(read_folders([tmp_path / "rates"]))
     assert [row[0] for row in table.rows] == ["card-seconds of pretraining"]
-    assert "validated at different masking rates" in table.note
+    assert "not validated alike" in table.note
     assert not seeds_tables(two_systems(tmp_path / "alone", (1,))), "one pair is no spread"
 
 

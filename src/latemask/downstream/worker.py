@@ -131,7 +131,7 @@ def make_problem(task: Task, options: FinetuneOptions, model: Model, settings: S
 def _line(name: str, result: dict[str, Any]) -> str:
     flag = f"  DEGENERATE: {'; '.join(result['degenerate_because'])}" if result["degenerate"] else ""
     mark = " (subset)" if result["subset"] else ""
-    beside = f", {result['at_once']} at once" if result["at_once"] > 1 else ""
+    beside = f", up to {result['at_once']} at once" if result["at_once"] > 1 else ""
     return (f"{name}{mark}: {result['metric']} {result['score']:.4g} (majority "
             f"{next(iter(result['majority'].values()))[result['metric']]:.4g}), {result['train_seconds']:.1f} s, "
             f"{result['examples_per_second']:.0f} examples/s{beside}{flag}")  # fmt: skip

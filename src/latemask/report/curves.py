@@ -8,7 +8,7 @@ from typing import get_args
 from latemask.report import plots
 from latemask.report.downstream import DEGENERATE, SUBSET, Entry, averages, entries
 from latemask.report.folders import RunFolder
-from latemask.report.runs import RATES_NOTE, losses_compare
+from latemask.report.runs import NOT_ALIKE, losses_compare
 from latemask.report.tables import Drawing, anchor
 from latemask.training.plateau import NAME
 
@@ -23,7 +23,7 @@ OF_WHAT = {"step": "steps", "seconds": "seconds", "flops": "FLOPs"}
 
 def loss_drawings(runs: Sequence[RunFolder]) -> list[Drawing]:
     """Loss against steps, seconds and FLOPs."""
-    note = "" if losses_compare(runs) else RATES_NOTE
+    note = "" if losses_compare(runs) else NOT_ALIKE
     if len({run.rewrites for run in runs}) > 1:
         note = f"{note} {ROWS_NOTE}".strip()
     journals, looks = {run.name: run.lines for run in runs}, {run.name: run.look for run in runs}

@@ -10,7 +10,7 @@ from latemask.report import plots
 from latemask.report.folders import RunFolder
 from latemask.report.looks import Look
 from latemask.report.measures import LOSSES, Measure, cautions, measures
-from latemask.report.runs import RATES_NOTE, losses_compare
+from latemask.report.runs import NOT_ALIKE, losses_compare
 from latemask.report.systems import System, reference, systems
 from latemask.report.tables import Drawing, Table, Value, anchor
 
@@ -108,7 +108,7 @@ def _note(found: Sequence[Priced], rows: Sequence[tuple[Value, ...]], names: Seq
     if any(len(priced.runs) == 1 for priced in found):
         said += " Of systems with one seed it is not known which differences are seed noise."
     if not losses_compare(every) and any(name in LOSSES for name in names):
-        said += f" {RATES_NOTE}"
+        said += f" {NOT_ALIKE}"
     return said + cautions(every, names, text)
 
 

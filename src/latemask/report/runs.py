@@ -9,12 +9,14 @@ from latemask.report.folders import RunFolder
 from latemask.report.tables import Table, Value, crossed
 from latemask.training.journal import PER_MASKED, PER_TOKEN
 
-RATES_NOTE = "Validated at different masking rates: these losses do not compare."
+NOT_ALIKE = "Validated at different masking rates, row lengths or vocabularies: these losses do not compare."
 
 
 def losses_compare(runs: Sequence[RunFolder]) -> bool:
-    """Whether all that were validated were so at one masking rate."""
-    return len({run.validation.get("rate") for run in runs if run.validation}) < 2
+    """Whether all that were validated were so at one masking rate, on rows of one length, in ids of one vocabulary."""
+    asked = {(run.validation.get("rate"), *(run.fields.get(f"shape.{name}") for name in ("row_tokens", "vocabulary")))
+             for run in runs if run.validation}  # fmt: skip
+    return len(asked) < 2
 
 
 def runs_table(runs: Sequence[RunFolder]) -> Table:
@@ -23,7 +25,7 @@ def runs_table(runs: Sequence[RunFolder]) -> Table:
                "at rate", "tokens/s", "MFU", "card")  # fmt: skip
     note = f"Loss: {units(runs)} on held-out text. Speed and MFU: medians over the journal's lines."
     if not losses_compare(runs):
-        note += f" {RATES_NOTE}"
+        note += f" {NOT_ALIKE}"
     rows = list(map(_row, runs))
     if any(run.rewrites for run in runs):
         columns = (*columns, "loss per")

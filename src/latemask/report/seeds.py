@@ -97,7 +97,7 @@ def _mean(side: Sequence[Measure], digits: int) -> str:
 
 def _paired(before: RunFolder, after: RunFolder) -> dict[str, tuple[Measure, Measure]]:
     """By name what both runs have: at the end, and at the seconds of the quicker one where both have a curve. Losses
-    of runs that have not ended, or of other masking rates, are not compared."""
+    of runs that have not ended, or were not validated alike, are not compared."""
     mine, its, curve, its_curve = measures(before), measures(after), curves(before), curves(after)
     skipped = set() if _losses_compare(before, after) else set(LOSSES)
     found: dict[str, tuple[Measure, Measure]] = {}
@@ -149,5 +149,5 @@ def _note(base: System, other: System, rows: Sequence[tuple[Value, ...]]) -> str
             "learning rate had not come down by then, which speaks against it."
         )
     if not all(_losses_compare(base.by_seed[seed], other.by_seed[seed]) for seed in _shared(base, other)):
-        said += " Without the losses of pairs that have not ended, or were validated at different masking rates."
+        said += " Without the losses of pairs that have not ended, or were not validated alike."
     return said + cautions(runs, [str(row[0]) for row in rows], " ".join(f"{row[1]} {row[2]}" for row in rows))

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from latemask.report.folders import RunFolder
 from latemask.report.measures import LOSSES, cautions, curves, measures
 from latemask.report.plots import Point
-from latemask.report.runs import RATES_NOTE, losses_compare
+from latemask.report.runs import NOT_ALIKE, losses_compare
 from latemask.report.systems import System, reference, seed_of, systems
 from latemask.report.tables import Table, crossed
 
@@ -37,7 +37,7 @@ def time_table(folders: Sequence[RunFolder]) -> Table | None:
     )
     every = [run for system in found for run in system.runs]
     if not losses_compare(every) and any(name in LOSSES for name in names):
-        note += f" {RATES_NOTE}"
+        note += f" {NOT_ALIKE}"
     worth = [measures(run) for run in every]
     note += cautions(every, names, " ".join(found[name].mark for found in worth for name in names if name in found))
     across = [system.name for system in found]

@@ -10,7 +10,7 @@ from latemask.report import plots
 from latemask.report.downstream import DEGENERATE, SUBSET
 from latemask.report.folders import RunFolder
 from latemask.report.measures import LOSSES, Measure, measures
-from latemask.report.runs import RATES_NOTE, differing, losses_compare, setting
+from latemask.report.runs import NOT_ALIKE, differing, losses_compare, setting
 from latemask.report.systems import SEEDS
 from latemask.report.tables import Drawing, Table, anchor
 
@@ -66,7 +66,7 @@ def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder], where: str 
             continue
         medians = {series: [(x, statistics.median(ys)) for x, ys in at.items()] for series, at in points.items()}
         is_loss = name in LOSSES
-        note = RATES_NOTE if is_loss and not losses_compare(runs) else ""
+        note = NOT_ALIKE if is_loss and not losses_compare(runs) else ""
         if SUBSET in name:
             note = f"{SUBSET} On subsets of the data: not to be set beside published numbers."
         if is_loss and not all(run.has_ended for run in runs):
