@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from latemask.cli import sweep as command
-from latemask.cli.sweep import points, read_vary, run_sweep, sweep
+from latemask.cli.sweep import finish, points, read_vary, run_sweep, sweep
 from latemask.config import replace
 from latemask.downstream.claims import claimed
 from latemask.errors import Refusal
@@ -24,6 +24,7 @@ from latemask.report.folders import read_folders
 from latemask.report.page import ReportOptions, run_report
 from latemask.training import checkpoint, loop
 from latemask.training.loop import PREEMPTED, Diverged, pretrain
+from reported import masked_loss, put, write_journal
 from training_support import assert_same_bits, lines_of, tiny_run, write_store
 
 DELTAS = ["masking.delta=0,.5,1"]
@@ -296,6 +297,16 @@ def test_a_run_that_diverges_is_a_result_and_the_others_are_run(data, tmp_path, 
     assert json.loads((out / f"{NAMES[0]}.json").read_text())["end"] == "diverged"
     assert json.loads((out / f"{NAMES[2]}.json").read_text())["end"] == "steps"
     assert "diverged" in capsys.readouterr().err
+
+
+def test_figures_of_measures_called_alike_have_files_of_their_own(tmp_path):
+    for delta in (0, 0.5):
+        run = write_journal(tmp_path / f"{delta}", "delta_tiny", fields={"masking.delta": delta})
+        for data in ("東京", "Москва"):
+            put(run, {**masked_loss("x", 3.0 + delta), "options": {"data": data}})
+    (tmp_path / "sweep.json").write_text(json.dumps({"vary": {"masking.delta": [0, 0.5]}}))
+    finish(tmp_path)
+    assert len(list(tmp_path.glob("trend-*.svg"))) == 3, "with that of the validation loss"
 
 
 def test_the_report_takes_the_folder_of_a_sweep(swept, tmp_path):

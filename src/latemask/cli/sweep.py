@@ -273,14 +273,16 @@ def _train(run: Run, data: Path, folder: Path) -> tuple[dict[str, Any], bool]:
 def finish(out: Path) -> None:
     """Print the sweep's table and the next command, and draw the trends of what is there."""
     from latemask.report.folders import read_folders
+    from latemask.report.tables import distinct
     from latemask.report.trend import trend_drawings, trend_table
 
     runs = read_folders([out])
     fields = runs[0].varied
     table = trend_table(fields, runs)
     console.table(table.title, table.columns, table.rows)
-    for drawing in trend_drawings(fields, runs):
-        console.say(f"wrote {write_whole(out / f'{drawing.name}.svg', drawing.svg)}")
+    drawings = trend_drawings(fields, runs)
+    for name, drawing in zip(distinct([drawing.name for drawing in drawings]), drawings, strict=True):
+        console.say(f"wrote {write_whole(out / f'{name}.svg', drawing.svg)}")
     here = shlex.quote(str(out))
     console.say(f"Next: latemask report {here} --out {here}/report.html")
     each = f'for run in {here}/*/; do latemask finetune "$run" --task glue --data GLUE; done'
