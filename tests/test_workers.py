@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from latemask import workers
 from latemask.config import replace
 from latemask.recipes import recipe
 from trained import byte_level, write_run
@@ -107,3 +110,25 @@ def test_workers_end_with_their_parent(number: int, folder: Path, tmp_path: Path
     finally:
         for left in of_session(running.pid):
             os.kill(left, signal.SIGKILL)
+
+
+def swallows_the_first(path: str) -> None:
+    def heard(*_):
+        if (Path(path) / "once").exists():
+            raise SystemExit(3)
+        (Path(path) / "once").touch()
+
+    signal.signal(signal.SIGTERM, heard)
+    (Path(path) / "ready").touch()
+    while True:
+        time.sleep(0.05)
+
+
+def test_who_has_been_told_to_end_and_has_not_is_told_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(workers, "TOLD_AGAIN_SECONDS", 0.2)
+    process = multiprocessing.get_context("spawn").Process(target=swallows_the_first, args=(str(tmp_path),))
+    process.start()
+    wait_until(lambda: (tmp_path / "ready").exists())
+    workers.end([process])
+    assert (tmp_path / "once").exists()
+    assert process.exitcode is not None

@@ -5,9 +5,15 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from multiprocessing.process import BaseProcess
+
+TOLD_AGAIN_SECONDS = 5.0
+"""Who has been told to end and has not is told so again: what a signal's handler raises is lost where it comes inside
+of a callback that cannot raise."""
 
 
 @contextmanager
@@ -21,7 +27,25 @@ def deaf_to_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def end(processes: Sequence[BaseProcess]) -> None:
+    """Send SIGTERM, wait until all have ended."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join(TOLD_AGAIN_SECONDS)
+        while process.is_alive():
+            process.terminate()
+            process.join(TOLD_AGAIN_SECONDS)
+
+
 def end_with_parent(end: Callable[[], object]) -> None:
     """Call ``end``, on a thread of its own, when the process that started this one has ended; in that one never."""
     if (parent := multiprocessing.parent_process()) is not None:
-        threading.Thread(target=lambda: (parent.join(), end()), daemon=True).start()
+        threading.Thread(target=_end_after, args=(parent, end), daemon=True).start()
+
+
+def _end_after(parent: BaseProcess, end: Callable[[], object]) -> None:
+    parent.join()
+    while True:
+        end()
+        time.sleep(TOLD_AGAIN_SECONDS)

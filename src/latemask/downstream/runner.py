@@ -21,7 +21,7 @@ from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
 from latemask.errors import Refusal
-from latemask.workers import deaf_to_interrupts, end_with_parent
+from latemask.workers import deaf_to_interrupts, end, end_with_parent
 from latemask.writing import write_json
 
 SUMMARY = "summary.json"
@@ -137,10 +137,7 @@ def _work_in_processes(options: FinetuneOptions, out: Path) -> list[str]:
                 names.update(reader.recv())
             worker.join()
     finally:
-        for worker, _ in workers:
-            worker.terminate()
-        for worker, _ in workers:
-            worker.join()
+        end([worker for worker, _ in workers])
     failed = sum(worker.exitcode != 0 for worker, _ in workers)
     if failed:
         found = f"{failed} of {options.parallel} processes that ended with an error (see above)"
@@ -153,7 +150,9 @@ def _worker(options: FinetuneOptions, out: Path, place: int, writer: Connection)
     signal.signal(signal.SIGTERM, _end)
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
-        writer.send(_work(options, out, place))
+        names = _work(options, out, place)
+        with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
+            writer.send(names)
     except Refusal as refusal:
         console.warn(str(refusal))
         raise SystemExit(2) from None
