@@ -1,4 +1,4 @@
-"""Studies, from pretraining to scores: which recipes with which flags, and what is measured of each, over any cards.
+"""The runs behind docs/evidence.md: which recipes with which flags, and what is measured of each, over any cards.
 
     python benchmarks/evidence.py real-text --data data/full --out evidence --cards 0 1 2 3
     python benchmarks/evidence.py objectives --data data/full --glue glue_data --squad squad --blimp blimp \
@@ -60,7 +60,7 @@ Measure = Literal["blimp", "rank", "theory", "glue", "squad", "rank-mnli", "rank
 
 @dataclass(frozen=True)
 class Options:
-    """Run a study."""
+    """Run a study of docs/evidence.md."""
 
     study: tyro.conf.Positional[Study]
     """Which one."""

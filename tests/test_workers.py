@@ -16,6 +16,7 @@ import pytest
 
 from latemask import workers
 from latemask.config import replace
+from latemask.downstream.runner import STOPPED
 from latemask.recipes import recipe
 from trained import byte_level, write_run
 from training_support import of_session, wait_until
@@ -96,15 +97,15 @@ def test_ctrl_c_is_one_line_of_the_parent(
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_workers_end_with_their_parent(number: int, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, STOPPED), (signal.SIGKILL, -signal.SIGKILL)])
+def test_workers_end_with_their_parent(number: int, status: int, folder: Path, tmp_path: Path) -> None:
     """However it ends, and they give up what they were at."""
     out = tmp_path / "out"
     running = start(FINETUNE, folder, out)
     try:
         wait_until(lambda: both_are_at_it(out, running.pid), 100)
         running.send_signal(number)
-        assert running.wait(30) == -number
+        assert running.wait(30) == status
         wait_until(lambda: not of_session(running.pid))
         assert list(out.iterdir()) == []
     finally:

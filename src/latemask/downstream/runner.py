@@ -27,6 +27,8 @@ from latemask.writing import write_json
 SUMMARY = "summary.json"
 STOPPED = 128 + signal.SIGTERM
 """Exit status of a process that was told to end."""
+GRACE_SECONDS = 30
+"""In which it has to be gone."""
 SHOWN = {*METRICS, "span_f1", "exact", "best_exact", "best_f1"}
 """Metrics that the printed table has room for."""
 
@@ -159,6 +161,8 @@ def _worker(options: FinetuneOptions, out: Path, place: int, writer: Connection)
 
 
 def _end(*_: object) -> NoReturn:
+    """Go by an exit, which gives up claims; by an alarm where that is lost in a callback that cannot raise."""
+    signal.alarm(GRACE_SECONDS)
     sys.exit(STOPPED)
 
 
