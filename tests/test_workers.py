@@ -113,6 +113,29 @@ def test_workers_end_with_their_parent(number: int, status: int, folder: Path, t
             os.kill(left, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("has_thread", [False, True])
+def test_an_interrupt_is_heard_after_workers_are_started_and_not_while(has_thread: bool) -> None:
+    """Another thread of the parent does not block it."""
+    program = f"""
+import os, signal, threading, time
+from latemask.workers import deaf_to_interrupts
+signal.signal(signal.SIGINT, signal.default_int_handler)
+if {has_thread}:
+    threading.Thread(target=time.sleep, args=(100,), daemon=True).start()
+try:
+    with deaf_to_interrupts():
+        os.kill(os.getpid(), signal.SIGINT)
+        for _ in range(50):
+            time.sleep(0.01)
+        print("started")
+    print("lost")
+except KeyboardInterrupt:
+    print("heard")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.split() == ["started", "heard"]
+
+
 def swallows_the_first(path: str) -> None:
     def heard(*_):
         if (Path(path) / "once").exists():

@@ -20,11 +20,19 @@ of a callback that cannot raise."""
 def deaf_to_interrupts() -> Iterator[None]:
     """Processes that are spawned inside never hear Ctrl-C, not even while they import; this one hears it afterwards."""
     resource_tracker.ensure_running()  # which lets Ctrl-C through again as it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    before, handler = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}), signal.getsignal(signal.SIGINT)
+    heard: list[int] = []  # by another thread, whose mask is its own; what comes of it would be raised in the main one
+    defers = callable(handler) and threading.current_thread() is threading.main_thread()
+    if defers:
+        signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:
         yield
     finally:
+        if defers:
+            signal.signal(signal.SIGINT, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 def end(processes: Sequence[BaseProcess]) -> None:
