@@ -58,6 +58,7 @@ def test_a_lane_leaves_the_random_numbers_outside_as_they_were(name):
 
 
 def test_one_that_fails_closes_the_others():
+    """Also where one of them fails as it is closed."""
     ended = []
 
     def counting(name, steps):
@@ -68,7 +69,15 @@ def test_one_that_fails_closes_the_others():
                 yield
         finally:
             ended.append((name, step))
+            if name.startswith("long"):
+                raise OSError("full")
 
-    with pytest.raises(ValueError, match="broken"):
-        in_turn([counting("short", 1), counting("long", 9), counting("breaks", 9)], torch.device("cpu"))
-    assert ended == [("short", 0), ("breaks", 2), ("long", 2)]
+    works = [counting("short", 1), counting("long", 9), counting("longer", 9), counting("breaks", 9)]
+    with pytest.raises(OSError, match="full") as raised:
+        in_turn(works, torch.device("cpu"))
+    assert sorted(ended) == [("breaks", 2), ("long", 2), ("longer", 2), ("short", 0)]
+    causes, error = [], raised.value
+    while error is not None:
+        causes.append(str(error))
+        error = error.__context__
+    assert "broken" in causes

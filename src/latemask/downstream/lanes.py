@@ -72,9 +72,14 @@ def in_turn(works: Iterable[Generator[None, None, Any]], device: torch.device) -
         while going:
             going = [(lane, work) for lane, work in going if _goes_on(lane, work)]
     finally:
-        for lane, work in going:
-            with lane.entered():
-                work.close()
+        with contextlib.ExitStack() as closing:  # all of them, whatever one raises
+            for lane, work in going:
+                closing.callback(_close, lane, work)
+
+
+def _close(lane: Lane, work: Generator[None, None, Any]) -> None:
+    with lane.entered():
+        work.close()
 
 
 def _goes_on(lane: Lane, work: Iterator[None]) -> bool:
