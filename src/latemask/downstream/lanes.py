@@ -67,14 +67,12 @@ def in_turn(works: Iterable[Generator[None, None, Any]], device: torch.device) -
 
     Where one raises, the others are closed, and it is raised.
     """
-    going = [(Lane(device), work) for work in works]
-    try:
+    with contextlib.ExitStack() as closing:
+        going = [(Lane(device), work) for work in works]
+        for lane, work in going:
+            closing.callback(_close, lane, work)
         while going:
             going = [(lane, work) for lane, work in going if _goes_on(lane, work)]
-    finally:
-        with contextlib.ExitStack() as closing:  # all of them, whatever one raises
-            for lane, work in going:
-                closing.callback(_close, lane, work)
 
 
 def _close(lane: Lane, work: Generator[None, None, Any]) -> None:
