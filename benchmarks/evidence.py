@@ -239,7 +239,7 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
         ], ("blimp", "glue")
     if study == "tuning":  # as many of the peer's as of ours; what is best then goes into the other studies
         trials = []
-        for system, tried in (("roberta", TUNED), ("mlm", TUNED), ("mae_lm", TUNED[:4])):
+        for system, tried in (("mlm", TUNED), ("mae_lm", TUNED[:4]), ("roberta", TUNED)):
             is_peer = system == "roberta"
             name, kept = (f"{part}_{size}" for part in (("mlm", "no_relative") if is_peer else (system, system)))
             trials += [
