@@ -514,6 +514,43 @@ def test_points_that_are_trained_together_are_those_of_one_after_the_other(folde
     assert not list(tmp_path.glob("*/*.claim*"))
 
 
+def test_tasks_with_one_point_each_are_trained_together(folders, tmp_path, monkeypatch):
+    """In the order of the tasks; the data of a task go when the last lane has left it."""
+    from latemask.downstream import worker
+
+    folder, _ = folders
+    for task, names in (("RTE", "sentence1\tsentence2"), ("QNLI", "question\tsentence")):
+        (tmp_path / task).mkdir()
+        for split, rows in (("train", 40), ("dev", 12)):
+            lines = [f"{row}\tthe {split} cat {row}\tthe bird\t{('not_' * (row % 2))}entailment" for row in range(rows)]
+            (tmp_path / task / f"{split}.tsv").write_text("\n".join([f"index\t{names}\tlabel", *lines]) + "\n")
+    seen, updates = [], []
+
+    class Watched(worker.Worker):
+        def _task(self, number):
+            found = super()._task(number)
+            seen.append((number, sorted(self.held)))
+            return found
+
+    step = stepper.Stepper.step
+    monkeypatch.setattr(worker, "Worker", Watched)
+    monkeypatch.setattr(stepper.Stepper, "step", lambda self, *parts: (updates.append(id(self)), step(self, *parts)))
+    given = {
+        "task": ("rte", "qnli"),
+        "data": str(tmp_path),
+        "train": "",
+        "dev": "",
+        "label": "",
+        "seeds": 1,
+        "epochs": 1,
+    }
+    rows = finetune(options_of(folder, tmp_path / "out", together=3, **given))
+    assert [row["task"] for row in rows] == ["qnli", "rte"]
+    assert [row["runs"] for row in rows] == [1, 1]
+    assert seen == [(0, [0]), (0, [0]), (1, [0, 1]), (0, [0, 1]), (1, [0, 1]), (1, [1])]
+    assert updates[0] == updates[2] != updates[1] == updates[3]  # by turns
+
+
 def test_no_claim_is_left_where_one_of_those_trained_together_ends_by_an_interrupt(folders, tmp_path, monkeypatch):
     folder, _ = folders
     updates = []

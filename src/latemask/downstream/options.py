@@ -85,8 +85,7 @@ class FinetuneOptions:
     parallel: int = 1
     """Processes that work on the queue here at once, on one GPU or spread over several."""
     together: int = 1
-    """Points of a task that each of them trains in turn, on a GPU at the same time: their updates are too small to fill
-    it."""
+    """Points that each of them trains in turn, on a GPU at the same time: their updates are too small to fill it."""
     save: bool = False
     """Save the fine-tuned model of every point beside its result."""
     predictions: bool = False

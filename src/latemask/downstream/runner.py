@@ -169,7 +169,7 @@ def _end(*_: object) -> NoReturn:
 def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
     from latemask.downstream.worker import Worker
 
-    return Worker(options, out, place).work(tasks_of(options))
+    return Worker(options, tasks_of(options), out, place).work()
 
 
 def columns(summary: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,26 +31,35 @@ from latemask.writing import write_json
 class Worker:
     """The model on one device, and what is common to all points. ``place``: which of the processes it is."""
 
-    def __init__(self, options: FinetuneOptions, out: Path, place: int):
-        self.options, self.out, self.place = options, out, place
+    def __init__(self, options: FinetuneOptions, tasks: Sequence[Task], out: Path, place: int):
+        self.options, self.tasks, self.out, self.place = options, tasks, out, place
         self.device = pick_device(place)
         if options.parallel > 1 and self.device.type == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.parallel))
         self.model = Model.load(options.model)
         self.settings, self.fixed = base_settings(options)
         self.has_compiled = False
+        self.names: list[str] = []
+        self.at = [0] * options.together
+        """The task that each lane is at."""
+        self.held: dict[int, tuple[Problem, dict[str, Settings]]] = {}
+        """Data and points of the tasks that a lane is at."""
 
-    def work(self, tasks: list[Task]) -> list[str]:
+    def work(self) -> list[str]:
         """Do every point that is free. Returns the names of all points."""
-        names = []
-        for task in tasks:
-            problem = make_problem(task, self.options, self.model, self.settings)
+        in_turn([self._lane(lane) for lane in range(self.options.together)], self.device)
+        return self.names
+
+    def _task(self, number: int) -> tuple[Problem, dict[str, Settings]]:
+        """Read when the first lane comes to it, given up when the last one has left it."""
+        self.held = {one: task for one, task in self.held.items() if one >= min(self.at)}
+        if number not in self.held:
+            problem = make_problem(self.tasks[number], self.options, self.model, self.settings)
             for line in cautions(problem.facts["data"]) if self.place == 0 else ():
                 console.warn(line)
-            points = self._points(problem)
-            names += points
-            in_turn([self._lane(problem, points) for _ in range(self.options.together)], self.device)
-        return names
+            self.held[number] = problem, self._points(problem)
+            self.names += self.held[number][1]
+        return self.held[number]
 
     def _points(self, problem: Problem) -> dict[str, Settings]:
         """By their names; those that share a bench come one after the other."""
@@ -69,8 +78,15 @@ class Worker:
         found = points_of(task, options.grid, size, self.settings, self.fixed, options.seeds)
         return {point_name(task, point, identity): point for point in sorted(found, key=lambda point: point.batch_rows)}
 
-    def _lane(self, problem: Problem, points: Mapping[str, Settings]) -> Generator[None, None, None]:
+    def _lane(self, lane: int) -> Generator[None, None, None]:
         """Take one free point after the other; it yields after every update."""
+        for number in range(len(self.tasks)):
+            self.at[lane] = number
+            yield from self._train(*self._task(number))
+        self.at[lane] = len(self.tasks)
+
+    def _train(self, problem: Problem, points: Mapping[str, Settings]) -> Generator[None, None, None]:
+        """Every free point of a task."""
         options, bench = self.options, None
         for name, settings in points.items():
             with claimed(self.out, name) as is_ours:
