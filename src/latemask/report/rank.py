@@ -8,7 +8,7 @@ from typing import Any
 
 from latemask.report.folders import RunFolder
 from latemask.report.published import TABLE_3
-from latemask.report.studies import ORDER, PRETRAINED, STARRED, full_name, studies, task_title
+from latemask.report.studies import PRETRAINED, STARRED, full_name, in_order, studies, task_title
 from latemask.report.tables import Table, Value
 
 MASKED_SETS = {"masked_input": "all tokens", "masked_input_real": "its real tokens", "masks": "[MASK]"}
@@ -24,7 +24,7 @@ def rank_table(folders: Sequence[RunFolder]) -> Table | None:
     if not found:
         return None
     on = {study["on"] for study in found} | {PRETRAINED}
-    tasks = [task for task in ORDER if task in on] + sorted(on - set(ORDER))
+    tasks = in_order(on)
     rows: dict[tuple[Any, ...], dict[str, str]] = {}
     for study in found:
         clean = _rank(_last(study, "clean_input"))

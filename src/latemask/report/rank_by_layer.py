@@ -5,13 +5,11 @@ After each task that models were fine-tuned on, clean input has a figure of its 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from latemask.report import plots
 from latemask.report.folders import RunFolder
-from latemask.report.looks import Look
 from latemask.report.studies import (
     FEW,
     ORDER,
@@ -20,6 +18,8 @@ from latemask.report.studies import (
     STARRED,
     by_tau,
     full_name,
+    in_order,
+    looking,
     masked_so,
     over_seeds,
     rates_of,
@@ -52,7 +52,7 @@ def rank_drawings(folders: Sequence[RunFolder]) -> list[Drawing]:
             else:  # nothing is masked in fine-tuning
                 having = SETS if on in (None, PRETRAINED) else {"clean_input": SETS["clean_input"]}
             for key, title in having.items():
-                if shown := _looking([study for study in members if any(layer[key] for layer in study["layers"])]):
+                if shown := looking([study for study in members if any(layer[key] for layer in study["layers"])]):
                     called = f"{title}{after}" if on != PRETRAINED else f"{title}, pretrained"
                     drawings.append(_drawn(shown, key, called, f"rank-{key.replace('_', '-')}{ending}"))
     return drawings
@@ -64,18 +64,7 @@ def _by_task(group: Sequence[dict[str, Any]]) -> dict[str | None, list[dict[str,
     tasks = {study["on"] for study in group}
     if len(tasks) == 1 or len({study["number"] for study in group}) == 1:
         return {None: [{**study, "name": full_name(study)} for study in group]}
-    order = [task for task in ORDER if task in tasks] + sorted(tasks - set(ORDER))
-    return {task: [study for study in group if study["on"] == task] for task in order}
-
-
-def _looking(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """With the look of each in a figure of these."""
-    by_run: Counter[int] = Counter()
-    shown = []
-    for study in found:
-        shown.append({**study, "look": Look(study["number"], by_run[study["number"]])})
-        by_run[study["number"]] += 1
-    return shown
+    return {task: [study for study in group if study["on"] == task] for task in in_order(tasks)}
 
 
 def _alone(study: dict[str, Any], ending: str) -> Drawing:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +62,20 @@ def studies(folders: Sequence[RunFolder], kind: str) -> list[dict[str, Any]]:
         found[start:] = sorted(found[start:], key=lambda study: study["on"] != PRETRAINED)
     names = [_told_apart(study, found) for study in found]
     keys = [(name, study["on"]) for name, study in zip(names, found, strict=True)]
-    by_run: Counter[int] = Counter()
     for place, study in enumerate(found):
         again = keys[:place].count(keys[place])
         study["name"] = f"{names[place]} ({again + 1})" if again else names[place]
-        study["look"] = Look(study["number"], by_run[study["number"]])
+    return looking(found)
+
+
+def looking(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """With the ``look`` of each in a figure of these."""
+    by_run: Counter[int] = Counter()
+    shown = []
+    for study in found:
+        shown.append({**study, "look": Look(study["number"], by_run[study["number"]])})
         by_run[study["number"]] += 1
-    return found
+    return shown
 
 
 def _told_apart(study: Mapping[str, Any], found: Sequence[Mapping[str, Any]]) -> str:
@@ -95,6 +102,11 @@ def masked_so(found: Sequence[Mapping[str, Any]]) -> str:
     """How many tokens of the input were masked, as a sentence."""
     rates = rates_of(found)
     return f"{100 * rates.pop():.4g}% of the tokens masked." if len(rates) == 1 else "Masked at the rates named."
+
+
+def in_order(tasks: Set[str]) -> list[str]:
+    """Pretrained first, then GLUE's tasks and SQuAD, then others."""
+    return [task for task in ORDER if task in tasks] + sorted(tasks - set(ORDER))
 
 
 def by_tau(found: Sequence[dict[str, Any]]) -> dict[float, list[dict[str, Any]]]:

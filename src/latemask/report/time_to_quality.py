@@ -17,11 +17,12 @@ from latemask.report.tables import Table, crossed
 def time_table(folders: Sequence[RunFolder]) -> Table | None:
     """Seconds, and their share of the reference's, for each measure with a curve; None where nothing is to be
     compared."""
-    found = [system for system in systems(folders) if any(curves(run) for run in system.runs)]
+    every = systems(folders)
+    known = {id(run): curves(run) for system in every for run in system.runs}
+    found = [system for system in every if any(known[id(run)] for run in system.runs)]
     if len(found) < 2:
         return None
     base = reference(found)
-    known = {id(run): curves(run) for system in found for run in system.runs}
     others = [run for system in found if system is not base for run in system.runs]
     names = [name for name in dict.fromkeys(name for run in base.runs for name in known[id(run)])
              if any(name in known[id(run)] for run in others)]  # fmt: skip
@@ -35,11 +36,11 @@ def time_table(folders: Sequence[RunFolder]) -> Table | None:
         "learning rate that has not come down yet makes checkpoints on the way look worse than the end of a run of "
         "their length; a lucky checkpoint makes them look better, which the reference's own share tells."
     )
-    every = [run for system in found for run in system.runs]
-    if not losses_compare(every) and any(name in LOSSES for name in names):
+    runs = [run for system in found for run in system.runs]
+    if not losses_compare(runs) and any(name in LOSSES for name in names):
         note += f" {NOT_ALIKE}"
-    worth = [measures(run) for run in every]
-    note += cautions(every, names, " ".join(found[name].mark for found in worth for name in names if name in found))
+    worth = [measures(run) for run in runs]
+    note += cautions(runs, names, " ".join(found[name].mark for found in worth for name in names if name in found))
     across = [system.name for system in found]
     return crossed("Time to quality", ("measure", "system"), names, across, cell, note) if names else None
 
