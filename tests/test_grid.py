@@ -192,6 +192,21 @@ def test_a_claim_is_kept_fresh(tmp_path, monkeypatch):
         assert path.stat().st_mtime > 1
 
 
+def test_a_point_that_is_done_while_it_is_claimed_is_left(tmp_path, monkeypatch):
+    """Whoever did it deletes all that belongs to its claims, also what another process is about to make one of."""
+    link = os.link
+
+    def late(aside, claim):
+        (tmp_path / "p.json").write_text("{}")
+        claims._give_up(tmp_path, "p")
+        link(aside, claim)
+
+    monkeypatch.setattr(claims.os, "link", late)
+    with claims.claimed(tmp_path, "p") as is_ours:
+        assert not is_ours
+    assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
+
+
 def test_many_processes_do_each_point_once(tmp_path):
     """Eight processes take 40 points; some of the claims they find are stale."""
     for number in range(0, 40, 4):

@@ -113,12 +113,13 @@ def _take(claim: Path) -> bool:
     aside = claim.with_name(f"{claim.name}.{socket.gethostname()}-{os.getpid()}")
     try:
         aside.write_text(json.dumps(_identity(os.getpid())))
-        os.link(aside, claim)  # whole or not there, and only one process succeeds
-    except FileExistsError:
-        return False
+        # Whole or not there, and only one process succeeds. Who did the point meanwhile has deleted ``aside``, too.
+        with contextlib.suppress(FileExistsError, FileNotFoundError):
+            os.link(aside, claim)
+            return True
     finally:
         aside.unlink(missing_ok=True)
-    return True
+    return False
 
 
 def _is_own(claim: Path) -> bool:
