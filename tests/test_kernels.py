@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 import pytest
@@ -265,36 +268,50 @@ def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm().clamp(min=0.5))
 
 
-def _checks(device: str) -> dict[str, tuple[float, list[float]]]:
-    """Name -> (limit, errors)."""
-    found = {}
-    for case in ATTENTION:
-        name = " ".join(str(part).removeprefix("torch.") for part in case)
-        errors = attention_errors(case, device)
-        found[f"attention {name}"] = (LIMIT[case[4]], errors[:3])
-        if case[-1]:  # where nothing lies farther below, what the others leave is only nearly 0
-            found[f"ends {name}"] = (max(LIMIT[case[4]], 1e-5), errors[3:])
-    for dtype in (BF16, FP32):
-        name = f"cross-entropy {str(dtype).removeprefix('torch.')}"
-        found[name] = (LIMIT[dtype], cross_entropy_errors(dtype, device))
-    for recipe in ("mae_lm", "mlm"):  # in MLM the encoder's last block has queries where it predicts alone
-        found[f"whole {recipe}"] = (1e-4, model_errors(recipe, device))
-    found["self-attention"] = (LIMIT[BF16], self_attention_errors(device))
-    found["same twice"] = (0.0, same_twice(device))
-    found["in pieces"] = (0.0, in_pieces(device))
-    found["spilt"] = (0.0, spilt(device))
-    found["recomputed"] = (0.0, recomputed(device))
+def attention_check(case: tuple, device: str) -> dict[str, tuple[float, list[float]]]:
+    name = " ".join(str(part).removeprefix("torch.") for part in case)
+    errors = attention_errors(case, device)
+    found = {f"attention {name}": (LIMIT[case[4]], errors[:3])}
+    if case[-1]:  # where nothing lies farther below, what the others leave is only nearly 0
+        found[f"ends {name}"] = (max(LIMIT[case[4]], 1e-5), errors[3:])
     return found
+
+
+def cross_entropy_check(dtype: torch.dtype, device: str) -> dict[str, tuple[float, list[float]]]:
+    return {f"cross-entropy {str(dtype).removeprefix('torch.')}": (LIMIT[dtype], cross_entropy_errors(dtype, device))}
+
+
+def model_check(recipe: str, device: str) -> dict[str, tuple[float, list[float]]]:
+    """In MLM the encoder's last block has queries where it predicts alone."""
+    return {f"whole {recipe}": (1e-4, model_errors(recipe, device))}
+
+
+def other_check(errors: Callable[[str], list[float]], device: str) -> dict[str, tuple[float, list[float]]]:
+    limit = LIMIT[BF16] if errors is self_attention_errors else 0.0
+    return {errors.__name__.removesuffix("_errors").replace("_", " "): (limit, errors(device))}
+
+
+def run_checks(device: str, processes: int) -> None:
+    """Every check as a line of JSON as soon as it is found: what was found stays, should the program end early."""
+    jobs = [(attention_check, case) for case in sorted(ATTENTION, key=lambda case: -case[0] * case[1])]
+    jobs += [(cross_entropy_check, dtype) for dtype in (BF16, FP32)]
+    jobs += [(model_check, recipe) for recipe in ("mae_lm", "mlm")]
+    jobs += [(other_check, each) for each in (self_attention_errors, same_twice, in_pieces, spilt, recomputed)]
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(check, case, device) for check, case in jobs]):
+            for name, (limit, errors) in done.result().items():
+                print(json.dumps({"case": name, "limit": limit, "errors": errors}), flush=True)
 
 
 @pytest.fixture(scope="module")
 def checks() -> dict[str, tuple[float, list[float]]]:
     on_gpu = torch.cuda.is_available()
     device, interprets = ("cuda", "0") if on_gpu else ("cpu", "1")
-    done = subprocess.run([sys.executable, __file__, device], capture_output=True, text=True, timeout=280,
+    done = subprocess.run([sys.executable, __file__, device, "2"], capture_output=True, text=True, timeout=280,
                           env={**os.environ, "TRITON_INTERPRET": interprets, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    found = map(json.loads, done.stdout.splitlines())
+    return {each["case"]: (each["limit"], each["errors"]) for each in found}
 
 
 def test_kernels_equal_their_plain_twins(checks):
@@ -395,4 +412,4 @@ def test_a_second_backward_pass_is_refused():
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    print(json.dumps(_checks(sys.argv[1])))
+    run_checks(sys.argv[1], int(sys.argv[2]))
