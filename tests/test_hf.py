@@ -25,6 +25,8 @@ from transformers import (
     RobertaConfig,
     RobertaForMaskedLM,
     RobertaModel,
+    RoFormerConfig,
+    RoFormerModel,
 )
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
@@ -77,6 +79,17 @@ def mpnet(row_tokens: int = 36, **changes: object) -> MPNetModel:
     return randomised(MPNetModel(config))
 
 
+def roformer(row_tokens: int = 36, **changes: object) -> RoFormerModel:
+    sizes = {"embedding_size": 32, "pad_token_id": 1, "hidden_act": "gelu"}
+    config = RoFormerConfig(vocab_size=70, hidden_size=32, num_hidden_layers=3, num_attention_heads=4,
+                            intermediate_size=48, max_position_embeddings=row_tokens, **(sizes | changes))  # fmt: skip
+    model = RoFormerModel(config)
+    angles = model.encoder.embed_positions.weight.double().clone()
+    randomised(model)
+    model.encoder.embed_positions.weight.data = angles
+    return model
+
+
 def rows(specials: Specials, length: int, side: str) -> tuple[Tensor, Tensor]:
     """Random ids: full rows, or rows of three lengths padded on one side."""
     generator = torch.Generator().manual_seed(1)
@@ -115,15 +128,33 @@ def test_mpnet_comes_in_also_beyond_its_largest_distance(side):
 
 
 @pytest.mark.parametrize("side", ["none", "right", "left"])
-@pytest.mark.parametrize(("positions", "specials"), [("absolute", SPECIALS), ("absolute", ELSEWHERE),
-                                                     ("absolute+relative", SPECIALS)])  # fmt: skip
+def test_roformer_comes_in(side):
+    """Its table of angles is in single precision."""
+    theirs = roformer()
+    ids, real = rows(SPECIALS, 36, side)
+    encoder = stock.from_transformers(theirs, SPECIALS)
+    with torch.no_grad():
+        expected = theirs(input_ids=ids, attention_mask=real.long()).last_hidden_state[real]
+        torch.testing.assert_close(encoder(ids, real)[real], expected, rtol=0, atol=2e-5)
+        theirs.encoder.embed_positions.weight.copy_(stock._angles(encoder.shape, torch.float64))
+    assert_same_states(encoder, theirs, ids, real)
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left"])
+@pytest.mark.parametrize(
+    ("positions", "specials"),
+    [("absolute", SPECIALS), ("absolute", ELSEWHERE), ("rotary", ELSEWHERE), ("absolute+relative", SPECIALS)],
+)
 def test_our_encoder_goes_out(positions, specials, side):
     run = small("mae_lm", positions=positions, specials=specials, row_tokens=150, vocabulary=71)
     encoder = pretrainer_of(run).encoder.eval()
     kind = stock.family(run.shape)
-    assert kind == ("roberta" if positions == "absolute" else "mpnet")
+    assert kind != "latemask"
+    wanted, made = {"absolute": ("roberta", RobertaModel), "absolute+relative": ("mpnet", MPNetModel),
+                    "rotary": ("roformer", RoFormerModel)}[positions]  # fmt: skip
+    assert kind == wanted
     config = stock.config_of(run, kind, fills_masks=False)
-    theirs = (RobertaModel if kind == "roberta" else MPNetModel)(config).double().eval()
+    theirs = made(config).double().eval()
     theirs.load_state_dict(stock.to_stock(encoder.state_dict(), run.shape, kind))
     ids, real = rows(specials, 150, side)
     assert_same_states(encoder, theirs, ids, real)
@@ -142,7 +173,9 @@ def test_our_encoder_goes_out(positions, specials, side):
         ({"positions": "absolute+relative", "relative_buckets": 64}, "latemask"),
         ({"positions": "absolute+relative", "relative_distance": 256}, "latemask"),
         ({"positions": "absolute+relative", "specials": ELSEWHERE}, "latemask"),
-        ({"positions": "rotary"}, "latemask"),
+        ({"positions": "rotary"}, "roformer"),
+        ({"positions": "rotary", "specials": ELSEWHERE}, "roformer"),
+        ({"positions": "rotary", "norm": "pre"}, "latemask"),
         ({"norm": "pre"}, "latemask"),
         ({"specials": ELSEWHERE}, "roberta"),
     ],
@@ -163,6 +196,10 @@ def test_buckets_are_mpnet_s():
         (lambda: roberta(SPECIALS, hidden_act="gelu_new"), "hidden_act"),
         (lambda: mpnet(relative_attention_num_buckets=64), "relative_attention_num_buckets"),
         (lambda: roberta(ELSEWHERE), "specials.pad"),
+        (lambda: roformer(rotary_value=True), "rotary_value"),
+        (lambda: roformer(embedding_size=16), "embedding_size"),
+        (lambda: roformer(hidden_act="relu"), "hidden_act"),
+        (lambda: roformer(pad_token_id=0), "specials.pad"),
         (lambda: BertForMaskedLM(bert_config()), "BertModel"),
     ],
 )

@@ -19,14 +19,19 @@ from trained import byte_level, write_run
 
 TEXTS = ["the cat and the dog saw the bird", "Paris is the capital of France. " * 20, "", "  spaces \n around  ",
          "naïve café – 東京", "<mask> in </s> a text"]  # fmt: skip
-SYSTEMS = {"RobertaModel": "absolute", "MPNetModel": "absolute+relative", "LatemaskModel": "rotary"}
+SYSTEMS = {
+    "RobertaModel": {"positions": "absolute"},
+    "MPNetModel": {"positions": "absolute+relative"},
+    "RoFormerModel": {"positions": "rotary"},
+    "LatemaskModel": {"positions": "rotary", "norm": "pre"},
+}
 
 
 @pytest.fixture(scope="module", params=SYSTEMS)
 def folder(request, tmp_path_factory) -> Path:
     """A run and its export, of each class that an export may have."""
     folder = tmp_path_factory.mktemp(request.param)
-    write_run(folder / "run", small("mae_lm", positions=SYSTEMS[request.param]), byte_level())
+    write_run(folder / "run", small("mae_lm", **SYSTEMS[request.param]), byte_level())
     assert export(folder / "run", folder / "out").model_class == request.param
     return folder
 

@@ -1,9 +1,9 @@
 """A fine-tuned model on disk: one folder that latemask loads, and transformers where a stock class has the same head.
 
 ``config.json`` and ``model.safetensors`` hold encoder and head as ``RobertaForSequenceClassification`` or
-``MPNetForSequenceClassification`` (classes and numbers), else the encoder alone; ``head.safetensors`` the head,
-``finetuned.json`` the class names (``id2label``), the task and the point's whole result, ``SHA256SUMS`` what all these
-were.
+``MPNetForSequenceClassification`` (classes and numbers), else the encoder alone (the head of RoFormer's class is
+another); ``head.safetensors`` the head, ``finetuned.json`` the class names (``id2label``), the task and the point's
+whole result, ``SHA256SUMS`` what all these were.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ def _write_encoder(folder: Path, net: FineTuned, model: Model, problem: Problem,
             tensors = {
                 name: part.clone().contiguous() for name, part in stock.to_stock(tensors, run.shape, family).items()
             }
-            config.architectures = ["RobertaModel" if family == "roberta" else "MPNetModel"]
-    if family and problem.task.kind in ("classification", "regression"):
+            config.architectures = [f"{stock.PREFIX[family]}Model"]
+    if family in STOCK and problem.task.kind in ("classification", "regression"):
         tensors = {f"{family}.{name}": part for name, part in tensors.items() if not name.startswith("pooler.")}
         renamed = {"dense": "classifier.dense", "output": "classifier.out_proj"}
         tensors |= {f"{renamed[part]}.{leaf}": value for (part, _, leaf), value in

@@ -1,9 +1,9 @@
 """The border to transformers: models come in from any folder, runs go out as folders that transformers loads.
 
 ``loading`` (a run, an export, any Hugging Face model), ``vectors`` and ``filling`` (texts to vectors, masks to words),
-``stock`` (RoBERTa's and MPNet's names for our weights), ``exporting``, ``verification`` (with ``fresh``) and ``card``;
-``modeling_latemask`` travels with exports that no stock class computes. Names are imported when they are asked for, so
-that the command line reads its options without torch.
+``stock`` (RoBERTa's, MPNet's and RoFormer's names for our weights), ``exporting``, ``verification`` (with ``fresh``)
+and ``card``; ``modeling_latemask`` travels with exports that no stock class computes. Names are imported when they are
+asked for, so that the command line reads its options without torch.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ class Exported(Verified):
 def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overwrite: bool = False) -> Exported:
     """Write the run or step folder ``folder`` to ``out`` for transformers, verified in a fresh process.
 
-    ``kind`` "encoder": ``RobertaModel``, ``MPNetModel`` or, where neither computes this encoder, ``LatemaskModel`` with
-    its code beside the weights. "masked-lm": the same with what fills masks, ``RobertaForMaskedLM`` or
-    ``MPNetForMaskedLM`` for plain MLM, else ``LatemaskForMaskedLM``. An encoder's folder is one for
+    ``kind`` "encoder": ``RobertaModel``, ``MPNetModel``, ``RoFormerModel`` (rotary positions) or, where none of them
+    computes this encoder, ``LatemaskModel`` with its code beside the weights. "masked-lm": the same with what fills
+    masks, for plain MLM the family's ``...ForMaskedLM``, else ``LatemaskForMaskedLM``. An encoder's folder is one for
     sentence-transformers too, which gives the vectors of ``latemask.encode``.
 
     Raises ``Refusal``, and leaves nothing under ``out``, where the verification fails, where a run that rewrites rows
@@ -80,8 +80,7 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
 
 def _write_model(folder: Path, pretrainer: Pretrainer, family: stock.Family, fills_masks: bool) -> None:
     config = stock.config_of(pretrainer.run, family, fills_masks)
-    prefix = {"roberta": "Roberta", "mpnet": "MPNet", "latemask": "Latemask"}[family]
-    name = prefix + ("ForMaskedLM" if fills_masks else "Model")
+    name = stock.PREFIX[family] + ("ForMaskedLM" if fills_masks else "Model")
     if family == "latemask":
         classes = {"AutoConfig": "LatemaskConfig", "AutoModel": "LatemaskModel"}
         classes |= {"AutoModelForMaskedLM": name} if fills_masks else {}

@@ -1,7 +1,8 @@
 """Which class of transformers an encoder is, and its weights under that class's names, in both directions.
 
-RoBERTa's and MPNet's encoders are ours but for names: queries, keys and values apart instead of one matrix, and
-position rows that start at the pad id + 1. MPNet's code fixes 32 buckets, distance 128 and pad id 1.
+RoBERTa's, MPNet's and RoFormer's encoders are ours but for names: queries, keys and values apart instead of one matrix,
+position rows that start at the pad id + 1 (RoBERTa, MPNet), rotary pairs side by side in a head instead of half a head
+apart (RoFormer). MPNet's code fixes 32 buckets, distance 128 and pad id 1.
 """
 
 from __future__ import annotations
@@ -11,15 +12,29 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from transformers import MPNetConfig, MPNetModel, PreTrainedModel, RobertaConfig, RobertaModel
+from transformers import (
+    MPNetConfig,
+    MPNetModel,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaModel,
+    RoFormerConfig,
+    RoFormerModel,
+)
 
 from latemask.config import Run, Shape, Specials
 from latemask.errors import Refusal
 from latemask.hf.modeling_latemask import LatemaskConfig
+from latemask.model.attention import rotation
 from latemask.model.encoder import Encoder
 from latemask.model.pretrainer import Pretrainer
+from latemask.shapes import Positions
 
-Family = Literal["roberta", "mpnet", "latemask"]
+Stock = Literal["roberta", "mpnet", "roformer"]
+Family = Literal[Stock, "latemask"]
+POSITIONS_OF: dict[Stock, Positions] = {"roberta": "absolute", "mpnet": "absolute+relative", "roformer": "rotary"}
+PREFIX: dict[Family, str] = {"roberta": "Roberta", "mpnet": "MPNet", "roformer": "RoFormer", "latemask": "Latemask"}
+"""What the names of a family's classes begin with."""
 MPNET_BUCKETS, MPNET_DISTANCE, MPNET_PAD = 32, 128, 1
 
 
@@ -48,15 +63,19 @@ ROBERTA = Names(
     "attention.output.LayerNorm",
 )
 MPNET = Names(("attention.attn.q", "attention.attn.k", "attention.attn.v"), "attention.attn.o", "attention.LayerNorm")
+NAMES = {"roberta": ROBERTA, "mpnet": MPNET, "roformer": ROBERTA}
 
 TOKENS, POSITIONS = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
 TOKEN_TYPES, RELATIVE_BIAS = "embeddings.token_type_embeddings.weight", "encoder.relative_attention_bias.weight"
+ANGLES = "encoder.embed_positions.weight"
 
 
 def family(shape: Shape) -> Family:
     """The stock class that computes what this encoder computes; "latemask" where there is none."""
-    if shape.norm == "pre" or shape.positions == "rotary":
+    if shape.norm == "pre":
         return "latemask"
+    if shape.positions == "rotary":
+        return "roformer"
     if not shape.has_relative_bias:
         return "roberta"
     is_mpnet = (shape.relative_buckets, shape.relative_distance) == (MPNET_BUCKETS, MPNET_DISTANCE)
@@ -70,7 +89,9 @@ def is_plain_mlm(run: Run) -> bool:
     return run.decoder is None and joins_first and run.masking.vector == "token" and run.masking.aligned
 
 
-def config_of(run: Run, kind: Family, fills_masks: bool) -> RobertaConfig | MPNetConfig | LatemaskConfig:
+def config_of(
+    run: Run, kind: Family, fills_masks: bool
+) -> RobertaConfig | MPNetConfig | RoFormerConfig | LatemaskConfig:
     """The configuration that describes the encoder of ``run`` (and, for "latemask", how it fills masks).
 
     ``mask_in_encoder`` says whether pretraining showed it [MASK]: whatever is made of the model keeps that.
@@ -93,8 +114,10 @@ def config_of(run: Run, kind: Family, fills_masks: bool) -> RobertaConfig | MPNe
         "mask_in_encoder": run.mask_in_encoder,
     }
     if kind != "latemask":
-        common["max_position_embeddings"] = shape.row_tokens + shape.specials.pad + 1
         common["attention_probs_dropout_prob"] = shape.dropout
+        if kind == "roformer":
+            return RoFormerConfig(type_vocab_size=1, max_position_embeddings=shape.row_tokens, **common)
+        common["max_position_embeddings"] = shape.row_tokens + shape.specials.pad + 1
         if kind == "roberta":
             return RobertaConfig(type_vocab_size=1, **common)
         return MPNetConfig(relative_attention_num_buckets=MPNET_BUCKETS, **common)
@@ -135,26 +158,27 @@ def tensors_of(pretrainer: Pretrainer, kind: Family, fills_masks: bool) -> dict[
     if not fills_masks:
         return renamed
     without_pooler = {f"{kind}.{name}": part for name, part in renamed.items() if not name.startswith("pooler.")}
-    return without_pooler | head_to_stock(pretrainer.head.state_dict())
+    return without_pooler | head_to_stock(pretrainer.head.state_dict(), kind)
 
 
-def to_stock(tensors: dict[str, Tensor], shape: Shape, kind: Literal["roberta", "mpnet"]) -> dict[str, Tensor]:
-    """``Encoder.state_dict()`` under the names of ``RobertaModel`` or ``MPNetModel``.
+def to_stock(tensors: dict[str, Tensor], shape: Shape, kind: Stock) -> dict[str, Tensor]:
+    """``Encoder.state_dict()`` under the names of ``RobertaModel``, ``MPNetModel`` or ``RoFormerModel``.
 
-    Padded vocabulary rows are cut off. The pooler, which pretraining has no use for, is the identity: its output is
-    tanh of the first token's vector, the same at every load.
+    Padded vocabulary rows are cut off. The pooler (RoFormer has none), which pretraining has no use for, is the
+    identity: its output is tanh of the first token's vector, the same at every load.
     """
-    names = ROBERTA if kind == "roberta" else MPNET
-    unused = torch.zeros(shape.specials.pad + 1, shape.width, dtype=tensors["tokens.weight"].dtype)
-    out = {
-        TOKENS: tensors["tokens.weight"][: shape.vocabulary],
-        POSITIONS: torch.cat([unused, tensors["door.positions.weight"]]),
-        "pooler.dense.weight": torch.eye(shape.width, dtype=unused.dtype),
-        "pooler.dense.bias": torch.zeros(shape.width, dtype=unused.dtype),
-    }
-    if kind == "roberta":
-        out[TOKEN_TYPES] = torch.zeros(1, shape.width, dtype=unused.dtype)
+    names, dtype = NAMES[kind], tensors["tokens.weight"].dtype
+    out = {TOKENS: tensors["tokens.weight"][: shape.vocabulary]}
+    if kind != "mpnet":
+        out[TOKEN_TYPES] = torch.zeros(1, shape.width, dtype=dtype)
+    if kind == "roformer":
+        out[ANGLES] = _angles(shape, dtype)
     else:
+        unused = torch.zeros(shape.specials.pad + 1, shape.width, dtype=dtype)
+        out[POSITIONS] = torch.cat([unused, tensors["door.positions.weight"]])
+        out["pooler.dense.weight"] = torch.eye(shape.width, dtype=dtype)
+        out["pooler.dense.bias"] = torch.zeros(shape.width, dtype=dtype)
+    if kind == "mpnet":
         out[RELATIVE_BIAS] = tensors["relative_bias.table.weight"]
     for part in ("weight", "bias"):
         out[f"embeddings.LayerNorm.{part}"] = tensors[f"door.norm.{part}"]
@@ -162,65 +186,94 @@ def to_stock(tensors: dict[str, Tensor], shape: Shape, kind: Literal["roberta", 
             ours, theirs = f"stack.blocks.{layer}.", f"encoder.layer.{layer}."
             for here, there in names.linears().items():
                 out[f"{theirs}{there}.{part}"] = tensors[f"{ours}{here}.{part}"]
-            fused = tensors[f"{ours}self_attention.query_key_value.{part}"]
-            for there, piece in zip(names.query_key_value, fused.chunk(3), strict=True):
+            pieces = list(tensors[f"{ours}self_attention.query_key_value.{part}"].chunk(3))
+            if kind == "roformer":
+                pieces[:2] = (_pairs_side_by_side(piece, shape.heads) for piece in pieces[:2])
+            for there, piece in zip(names.query_key_value, pieces, strict=True):
                 out[f"{theirs}{there}.{part}"] = piece
     return {name: tensor.clone() for name, tensor in out.items()}
 
 
-def head_to_stock(head: dict[str, Tensor]) -> dict[str, Tensor]:
-    """``Head.state_dict()`` under the names of ``RobertaForMaskedLM`` and ``MPNetForMaskedLM``."""
-    renamed = {"dense.weight": "dense.weight", "dense.bias": "dense.bias", "norm.weight": "layer_norm.weight",
-               "norm.bias": "layer_norm.bias", "bias": "bias"}  # fmt: skip
-    return {f"lm_head.{there}": head[here].clone() for here, there in renamed.items()}
+def _angles(shape: Shape, dtype: torch.dtype) -> Tensor:
+    """RoFormer's table of a head's sines, then cosines, by position."""
+    cosine, sine = rotation(torch.arange(shape.row_tokens)[None], shape.width // shape.heads, torch.float64)
+    return torch.cat([sine, cosine], -1)[0, 0].to(dtype)
+
+
+def _pairs_side_by_side(piece: Tensor, heads: int) -> Tensor:
+    """Rows of a projection of queries or keys: of each head the pairs (i, i + d/2) become (2i, 2i + 1)."""
+    return piece.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def _pairs_apart(piece: Tensor, heads: int) -> Tensor:
+    """The other way round."""
+    return piece.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def head_to_stock(head: dict[str, Tensor], kind: Stock) -> dict[str, Tensor]:
+    """``Head.state_dict()`` under the names of the family's class for masked language models."""
+    if kind == "roformer":
+        names = ("transform.dense", "transform.LayerNorm", "cls.predictions.")
+    else:
+        names = ("dense", "layer_norm", "lm_head.")
+    dense, norm, prefix = names
+    renamed = {"dense.weight": f"{dense}.weight", "dense.bias": f"{dense}.bias", "norm.weight": f"{norm}.weight",
+               "norm.bias": f"{norm}.bias", "bias": "bias"}  # fmt: skip
+    return {f"{prefix}{there}": head[here].clone() for here, there in renamed.items()}
 
 
 def from_transformers(model: PreTrainedModel, specials: Specials) -> Encoder:
-    """The encoder of a RoBERTa or MPNet model (with or without a head) as a latemask ``Encoder``, in evaluation mode.
+    """The encoder of a RoBERTa, MPNet or RoFormer model (with or without a head) as an ``Encoder`` in evaluation mode.
 
-    ``specials``: ids of the model's special tokens; its configuration knows only three of them. A RoBERTa token type
-    table has one row in use, which goes into the positions. Raises ``Refusal`` for another class or another activation.
+    ``specials``: ids of the model's special tokens; its configuration knows only three of them. A token type table has
+    one row in use, which goes into the positions (RoBERTa) or the tokens (RoFormer). Raises ``Refusal`` for another
+    class, another activation, and where a RoFormer rotates values too or has narrower token vectors.
     """
     base = model.base_model
-    if not isinstance(base, RobertaModel | MPNetModel):
-        raise Refusal("from_transformers", type(base).__name__, "a RobertaModel or an MPNetModel")
+    if not isinstance(base, RobertaModel | MPNetModel | RoFormerModel):
+        raise Refusal("from_transformers", type(base).__name__, "a RobertaModel, an MPNetModel or a RoFormerModel")
     config, tensors = base.config, {name: tensor.cpu() for name, tensor in base.state_dict().items()}
-    if config.hidden_act != "gelu":
-        raise Refusal("config.json: hidden_act", config.hidden_act, "gelu (the exact one)")
-    if getattr(config, "position_embedding_type", "absolute") != "absolute":
-        raise Refusal("config.json: position_embedding_type", config.position_embedding_type, "absolute")
-    is_mpnet = isinstance(base, MPNetModel)
-    if is_mpnet and config.relative_attention_num_buckets != MPNET_BUCKETS:
-        found = str(config.relative_attention_num_buckets)
-        raise Refusal(
-            "config.json: relative_attention_num_buckets", found, f"{MPNET_BUCKETS}, which MPNet's code fixes"
-        )
-    pad = base.embeddings.padding_idx
+    kind: Stock = (
+        "mpnet" if isinstance(base, MPNetModel) else "roformer" if isinstance(base, RoFormerModel) else "roberta"
+    )
+    wanted: dict[str, Any] = {"hidden_act": "gelu"}
+    if kind == "mpnet":
+        wanted |= {"relative_attention_num_buckets": MPNET_BUCKETS}
+    if kind == "roformer":
+        wanted |= {"rotary_value": False, "embedding_size": config.hidden_size}
+    else:
+        wanted |= {"position_embedding_type": "absolute"}
+    for name, value in wanted.items():
+        found = getattr(config, name, value)
+        if found != value:
+            raise Refusal(f"config.json: {name}", str(found), f"{value}, the only one that latemask computes")
+    holder: Any = base.embeddings.word_embeddings if kind == "roformer" else base.embeddings
+    pad: int = holder.padding_idx
     if pad != specials.pad:
         raise Refusal("specials.pad", str(specials.pad), f"{pad}, the model's")
-    names, dtype = MPNET if is_mpnet else ROBERTA, tensors[TOKENS].dtype
+    names, dtype, unused = NAMES[kind], tensors[TOKENS].dtype, 0 if kind == "roformer" else pad + 1
     shape = Shape(
         depth=config.num_hidden_layers,
         width=config.hidden_size,
         heads=config.num_attention_heads,
         feedforward=config.intermediate_size,
-        row_tokens=config.max_position_embeddings - pad - 1,
+        row_tokens=config.max_position_embeddings - unused,
         vocabulary=config.vocab_size,
         specials=specials,
-        positions="absolute+relative" if is_mpnet else "absolute",
+        positions=POSITIONS_OF[kind],
         relative_buckets=MPNET_BUCKETS,
         relative_distance=MPNET_DISTANCE,
         norm_epsilon=config.layer_norm_eps,
         dropout=float(config.hidden_dropout_prob),
         initial_deviation=config.initializer_range,
     )
+    tokens = tensors[TOKENS] + tensors[TOKEN_TYPES][0] if kind == "roformer" else tensors[TOKENS]
     padding = torch.zeros(shape.padded_vocabulary - shape.vocabulary, shape.width, dtype=dtype)
-    positions = tensors[POSITIONS][pad + 1 :]
-    ours = {
-        "tokens.weight": torch.cat([tensors[TOKENS], padding]),
-        "door.positions.weight": positions if is_mpnet else positions + tensors[TOKEN_TYPES][0],
-    }
-    if is_mpnet:
+    ours = {"tokens.weight": torch.cat([tokens, padding])}
+    if kind != "roformer":
+        positions = tensors[POSITIONS][unused:]
+        ours["door.positions.weight"] = positions if kind == "mpnet" else positions + tensors[TOKEN_TYPES][0]
+    if kind == "mpnet":
         ours["relative_bias.table.weight"] = tensors[RELATIVE_BIAS]
     for part in ("weight", "bias"):
         ours[f"door.norm.{part}"] = tensors[f"embeddings.LayerNorm.{part}"]
@@ -229,6 +282,8 @@ def from_transformers(model: PreTrainedModel, specials: Specials) -> Encoder:
             for name, theirs in names.linears().items():
                 ours[f"{here}{name}.{part}"] = tensors[f"{there}{theirs}.{part}"]
             pieces = [tensors[f"{there}{theirs}.{part}"] for theirs in names.query_key_value]
+            if kind == "roformer":
+                pieces[:2] = (_pairs_apart(piece, shape.heads) for piece in pieces[:2])
             ours[f"{here}self_attention.query_key_value.{part}"] = torch.cat(pieces)
     encoder = Encoder(shape).to(dtype)
     encoder.load_state_dict(ours)
