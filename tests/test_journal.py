@@ -89,7 +89,8 @@ def test_reading_leaves_out_a_last_line_cut_anywhere(tmp_path: Path) -> None:
 
 def test_every_reader_counts_the_lines_that_the_file_has(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_text('{"kind": "start", "step": 0, "run": {}}\n\n\n{"kind": "save", "step": 1}\n{"kind": "end", "step": 3}\n')
+    start = '{"kind": "start", "step": 0, "run": {}}'
+    path.write_text("\n".join([start, "", "", '{"kind": "save", "step": 1}', '{"kind": "end", "step": 3}', ""]))
     with pytest.raises(Refusal, match=r"line 5, of kind end, without reason"):
         journal.read_checked(path)
     lines, [problem] = journal.salvaged(path)
