@@ -102,6 +102,7 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
         theory,
         time_to_quality,
         trend,
+        tuning,
     )
     from latemask.report.material import Material
 
@@ -124,6 +125,7 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
         where = f" in {members[0].path.parent.name}" if len(found) > 1 else ""
         yield trend.trend_table(material, fields, members, where)
         yield from trend.trend_drawings(material, fields, members, where)
+    yield from tuning.tuning_tables(material, [run.name for _, members in found for run in members])
     yield from seeds.seeds_tables(material)
     yield from filter(None, [front.cost_table(material)])
     yield from front.front_drawings(material)
