@@ -172,6 +172,19 @@ def test_a_guest_s_results_stand_under_its_own_name_and_in_no_comparison(tmp_pat
     assert set(rows_of(finetuned_table(material.folders))) == {"other"}
 
 
+def test_ranks_of_a_run_beside_it_are_its_own_and_those_of_a_namesake_are_not(tmp_path):
+    """Wherever the file lies: the rank of one run in another's folder, and that of an earlier run of the same name."""
+    for name in ("a", "b"):
+        run = write_journal(tmp_path / name, fields={"training.seed": ord(name)})
+        write_lines(run, [*lines_of(run), {"kind": "save", "step": 30, "seconds": 3.0 + ord(name)}])
+    put(tmp_path / "a", of_run(study("x", top=50), "b", 30, 3.0 + ord("b")), of_run(study("x", top=70), "a", 30, 2.0))
+    material = material_of(tmp_path)
+    ranks = {run: [one.value for one in measured.values()] for run, measured in material.last_ranks.items()}
+    assert ranks == {"a": [], "b": [50]}
+    assert {row[0]: row[1] for row in rank_table(material.ranks).rows} == {"b": "50 (52)", "elsewhere/a": "70 (72)"}
+    assert {one["name"] for one in material.ranks_over_seeds} == {"mlm_tiny", "elsewhere/a"}
+
+
 # Only what was measured alike is compared
 
 OTHERWISE: list[tuple[dict[str, Any], str]] = [

@@ -76,6 +76,11 @@ class RunFolder:
         """Every field of the run by its dotted name; empty without a journal."""
         return dotted(self.start.get("run", {}))
 
+    @cached_property
+    def saved_at(self) -> dict[int | None, float | None]:
+        """Seconds of training when each step was saved, as far as the journal says."""
+        return {line["step"]: line.get("seconds") for line in self.lines if line["kind"] == "save"}
+
     @property
     def training(self) -> list[dict[str, Any]]:
         return [line for line in self.lines if line["kind"] == "train"]

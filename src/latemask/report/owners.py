@@ -34,8 +34,7 @@ def is_own(folder: RunFolder, result: Mapping[str, Any]) -> bool:
         return False
     model, names = model_of(result), {folder.path.name, *(Path(copy).name for copy in folder.copies)}
     step, seconds = model.get("step"), model.get("pretraining_seconds")
-    saved = {line["step"]: line.get("seconds") for line in folder.lines if line["kind"] == "save"}
-    at = saved.get(step)
+    at = folder.saved_at.get(step)
     if seconds is not None and at is not None:
         return math.isclose(at, seconds, abs_tol=SAME_SECONDS)
     if model.get("run"):

@@ -78,7 +78,7 @@ def sources_table(runs: Sequence[RunFolder]) -> Table | None:
     losses = [run.validation.get("by_source") or {} for run in runs]
     names = sorted({name for by_source in losses for name in by_source})
     unit = units(runs)
-    note = f"{unit[0].upper()}{unit[1:]}, at the last validation."
+    note = f"{unit[0].upper()}{unit[1:]}, at the last validation. {why_losses_do_not(runs)}".rstrip()
     return crossed("Validation by source", ("source", "run"), names, [run.name_by_loss for run in runs],
                    lambda row, column: losses[column].get(names[row]), note) if names else None  # fmt: skip
 

@@ -53,21 +53,32 @@ def studies(folders: Sequence[RunFolder], kind: str) -> list[dict[str, Any]]:
             model = Path(study["model"])
             tuned = FINETUNED.fullmatch(model.name)
             step = re.fullmatch(r"step-0*(\d+)", model.name)
-            is_folder_s = folder.path.is_dir() and (not folder.lines or is_own(folder, study))
-            name = folder.name if is_folder_s else called(model_of(study))
+            name = _whose(study, folder, folders)
             number = numbers.setdefault(name, folder.number)
             on = tuned["task"] if tuned else PRETRAINED
             if not any({**one, **study} == one for one in found):  # what it says is there already
                 title = f"{name}, step {int(step[1]):,}" if step else name
                 found.append({**study, "name": title, "whose": name, "on": on, "number": number})
-        # Pretrained first, then what came of it.
-        found[start:] = sorted(found[start:], key=lambda study: study["on"] != PRETRAINED)
+        # The folder's own before guests', pretrained before what came of it.
+        order = [(study["whose"] != folder.name, study["on"] != PRETRAINED) for study in found[start:]]
+        found[start:] = [study for _, study in sorted(zip(order, found[start:], strict=True), key=lambda pair: pair[0])]
     names = [_told_apart(study, found) for study in found]
     keys = [(name, study["on"]) for name, study in zip(names, found, strict=True)]
     for place, study in enumerate(found):
         again = keys[:place].count(keys[place])
         study["name"] = f"{names[place]} ({again + 1})" if again else names[place]
     return looking(found)
+
+
+def _whose(study: Mapping[str, Any], folder: RunFolder, folders: Sequence[RunFolder]) -> str:
+    """The name of the run that it measured, first of all its ``folder``'s; else of the folder where that holds no run,
+    or of the model."""
+    if (owner := next((one for one in (folder, *folders) if is_own(one, study)), None)) is not None:
+        return owner.name
+    if folder.path.is_dir() and not folder.lines:
+        return folder.name
+    name = called(model_of(study))
+    return str(study["model"]) if name in {one.name for one in folders if one.lines} else name
 
 
 def looking(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

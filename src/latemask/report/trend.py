@@ -12,20 +12,20 @@ from latemask.report.folders import RunFolder
 from latemask.report.material import Material
 from latemask.report.measures import Measure, axis, is_validation, plain
 from latemask.report.runs import differing, setting
-from latemask.report.systems import SEEDS
+from latemask.report.systems import SEEDS, WATCHING
 from latemask.report.tables import Drawing, Table, anchor
 
 
 def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFolder]]]:
     """Runs that are one sweep, with the fields they vary: by ``sweep.json``, or runs that differ in one field alone
-    (besides seeds)."""
+    (besides seeds and how they are watched)."""
     by_folder: dict[Any, list[RunFolder]] = {}
     for run in runs:
         if run.varied:
             by_folder.setdefault(run.path.parent, []).append(run)
     found = [(members[0].varied, members) for members in by_folder.values() if len(members) > 1]
     if not by_folder:
-        fields = [name for name in differing(runs) if name not in SEEDS]
+        fields = [name for name in differing(runs) if name not in (*SEEDS, *WATCHING)]
         if len(fields) == 1:
             found.append(((fields[0],), list(runs)))
     return found
