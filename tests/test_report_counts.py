@@ -270,6 +270,11 @@ def test_losses_on_other_text_do_not_compare(tmp_path):
     for name, alone in (("a", 7.0), ("b", 7.0), ("c", 6.5)):
         start, *lines = lines_of(write_journal(tmp_path / name, batch_rows=ord(name)))
         write_lines(tmp_path / name, [start | {"unigram_loss": alone}, *lines])
+    start, *lines = lines_of(write_journal(tmp_path / "short", fields={"shape.row_tokens": 64}))
+    write_lines(tmp_path / "short", [start | {"unigram_loss": 7.01}, *lines])
+    rows = ["validation loss, rows of 128 tokens", "validation loss, rows of 64 tokens"]
+    short = material_of(tmp_path / "a", tmp_path / "short").measures
+    assert list(itertools.chain(*short.values())) == rows, "where rows are shorter other tokens are masked"
     peer = write_journal(tmp_path / "peer", batch_rows=7)  # its journal does not say
     assert len(set(itertools.chain(*material_of(tmp_path / "a", tmp_path / "b", peer).measures.values()))) == 1
     assert len(set(itertools.chain(*material_of(tmp_path / "a", tmp_path / "c").measures.values()))) == 2

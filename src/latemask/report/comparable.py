@@ -27,12 +27,18 @@ ROWS_NOTE = (
 
 
 def differing(each: Iterable[Facts]) -> dict[str, list[str]]:
-    """The facts that are not the same in all, with what they are."""
-    found: dict[str, dict[str, None]] = {}
-    for facts in each:
-        for name, words in facts.items():
-            found.setdefault(name, {})[words] = None
-    return {name: list(words) for name, words in found.items() if len(words) > 1}
+    """The facts that are not the same in all, with what they are; without those that follow from such as stand before
+    them, as a text's word frequencies do from how long its rows are."""
+    every = list(each)
+    found: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for facts in every for name in facts):
+        having = [facts for facts in every if name in facts]
+        alike: dict[tuple[str | None, ...], set[str]] = {}
+        for facts in having:
+            alike.setdefault(tuple(map(facts.get, found)), set()).add(facts[name])
+        if any(len(words) > 1 for words in alike.values()):
+            found[name] = list(dict.fromkeys(facts[name] for facts in having))
+    return found
 
 
 def told_apart(name: str, facts: Facts, differ: Iterable[str]) -> str:
