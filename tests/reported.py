@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from latemask.config import replace
 from latemask.downstream.settings import Settings
@@ -17,11 +18,12 @@ from latemask.recipes import recipe
 def write_journal(
     folder: Path, name: str = "mlm_tiny", rate: float = 0.15, fields: dict[str, Any] | None = None, **training: Any
 ) -> Path:
-    """A run of 30 steps with two validations, the second at 5.25."""
+    """A run of 30 steps with two validations, the second at 5.25. As with real runs, no two have all numbers alike: the
+    last digits of one come from its folder's name."""
     changes = (fields or {}) | {f"training.{key}": value for key, value in training.items()}
     run = json.loads(replace(recipe(name), changes).to_json())
-    train = {"kind": "train", "loss": 4.0, "learning_rate": 1e-3, "gradient_norm": 1.0, "flops_per_second": 1e9,
-             "memory_bytes": 1}  # fmt: skip
+    train = {"kind": "train", "loss": 4.0, "learning_rate": 1e-3, "gradient_norm": _its_own(folder),
+             "flops_per_second": 1e9, "memory_bytes": 1}  # fmt: skip
     lines = [
         {"kind": "start", "step": 0, "run": run, "card": "cpu", "world": 1, "plain_flops_per_token": 6e6,
          "flops_per_token": 5e6, "encoder_parameters": 1_500_000, "parameters": 1_600_000},
@@ -34,6 +36,10 @@ def write_journal(
         {"kind": "end", "step": 30, "reason": "steps", "seconds": 3.0},
     ]  # fmt: skip
     return write_lines(folder, lines)
+
+
+def _its_own(folder: Path) -> float:
+    return 1 + crc32(str(folder).encode()) / 2**40
 
 
 def write_lines(folder: Path, lines: list[dict[str, Any]]) -> Path:
@@ -53,7 +59,7 @@ def write_curve(
         loss, done = floor + (10 - floor) * math.exp(-4 * step / steps), seconds * step / steps
         if step:
             lines.append({"kind": "train", "step": step, "tokens": step * 32 * 128, "seconds": done, "loss": loss,
-                          "tokens_per_second": 4000.0, "mfu": 0.4})  # fmt: skip
+                          "tokens_per_second": 4000.0, "mfu": 0.4, "gradient_norm": _its_own(folder)})  # fmt: skip
         lines.append({"kind": "validation", "step": step, "loss": loss - 0.1, "rate": 0.15, "seconds": done,
                       "by_source": {"books": loss, "news": loss - 0.2}})  # fmt: skip
     return write_lines(folder, [*lines, {"kind": "end", "step": steps, "reason": "steps", "seconds": seconds}])

@@ -36,7 +36,7 @@ NO_REFUSAL = {
     ("training/guards.py", "hear"): "KeyboardInterrupt",
     ("downstream/runner.py", "_worker"): "SystemExit",  # it has printed its Refusal
     ("report/folders.py", "read_folders"): "left_out[0]",  # Refusals, made or met before
-    ("training/journal.py", "read"): "_not_whole",
+    ("training/journal.py", "_whole"): "_not_whole",
     ("training/journal.py", "read_checked"): "problem",
 }
 """(File, function): what it raises beside refusals, and why no user meets it as a traceback."""

@@ -87,6 +87,17 @@ def test_reading_leaves_out_a_last_line_cut_anywhere(tmp_path: Path) -> None:
     assert journal.read(path) == whole
 
 
+def test_every_reader_counts_the_lines_that_the_file_has(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    start = '{"kind": "start", "step": 0, "run": {}}'
+    path.write_text("\n".join([start, "", "", '{"kind": "save", "step": 1}', '{"kind": "end", "step": 3}', ""]))
+    with pytest.raises(Refusal, match=r"line 5, of kind end, without reason"):
+        journal.read_checked(path)
+    lines, [problem] = journal.salvaged(path)
+    assert [line["kind"] for line in lines] == ["start", "save"]
+    assert "line 5, of kind end, without reason" in str(problem)
+
+
 @pytest.mark.parametrize("bad", [b"{", b"5", b'"text"', b"[1]", b"\xff\xfe", b"\0\0\0", b"[" * 100_000,
                                  b'{"step": "3"}', b'{"step": null}', b'{"batch": 1.5}'])  # fmt: skip
 def test_any_other_bad_line_is_refused_by_number(bad: bytes, tmp_path: Path) -> None:

@@ -179,6 +179,9 @@ def test_a_run_on_its_own_data(folder, capsys):
     last = study["layers"][-1]
     rows = 50
     assert study["recipe"] == "mlm_tiny"
+    [step] = model.glob("step-*")
+    origin = (study["run"], study["step"], study["pretraining_seconds"])
+    assert origin == ("mlm", int(step.name[5:]), checkpoint.read_state(step).seconds)
     assert study["rate"] == 0.15
     assert last["masks"]["vectors"] == rows * run.masked_tokens
     assert last["masked_input"]["vectors"] == last["clean_input"]["vectors"] < rows * 31
@@ -300,7 +303,7 @@ def test_stock_models_against_transformers_row_by_row(kind, folder, capsys):
     run_rank(RankOptions(str(out), str(folder / "data"), tokens=200, out=str(result), device="cpu"))
     study = json.loads(result.read_text())
     assert study["sees_masks"]
-    assert study["recipe"] is None
+    assert study["recipe"] is study["run"] is study["step"] is study["pretraining_seconds"] is None
     assert load_encoder(out).shape.depth == len(study["layers"]) - 1
 
 

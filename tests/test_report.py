@@ -22,6 +22,7 @@ from latemask.report.curves import checkpoint_drawings, loss_drawings
 from latemask.report.downstream import entries, glue_table, tasks_table
 from latemask.report.evaluations import finetuned_table, masked_loss_table, pairs_table, similarity_table
 from latemask.report.folders import RunFolder, left_out_of, read_folders, readable
+from latemask.report.material import Material
 from latemask.report.page import ReportOptions, html_page, parts, run_report
 from latemask.report.published import TABLE_1
 from latemask.report.rank import masked_table, rank_table
@@ -84,7 +85,7 @@ def test_a_run_stopped_before_its_first_line_of_training_stands_where_it_stopped
     row = row_of(runs_table([run]), "stopped")
     assert (row["steps"], row["million tokens"], row["seconds"]) == (7, 0.0007, 12.5)
     assert (row["validation loss"], row["at step"]) == (None, None), "that of step 0 is no result"
-    assert "validation loss" not in trend_table(("training.seed",), [run]).columns
+    assert "validation loss" not in trend_table(Material.of([run]), ("training.seed",), [run]).columns
     [fresh] = read_folders([write_lines(tmp_path / "fresh", begun)])
     assert (fresh.validation["loss"], fresh.validation["step"]) == (8.3, 0), "but it is one of a run that has not begun"
 
@@ -210,7 +211,7 @@ def test_losses_over_whole_rows_stand_apart_under_their_own_name(tmp_path):
         for text in ("plain", "bart (per token of the row)", "validation loss, nats", "word frequencies alone",
                      "word frequencies alone (per token of the row)"):  # fmt: skip
             assert f">{text}<" in drawing.svg
-    measured = trend_table(("training.seed",), runs)
+    measured = trend_table(Material.of(runs), ("training.seed",), runs)
     assert [row[measured.columns.index("validation loss per token of the row")] for row in measured.rows] == [
         None, "5.2500"]  # fmt: skip
     alone = runs[1:]
@@ -413,7 +414,7 @@ def test_models_of_one_name_are_told_apart_and_a_guest_of_a_run_keeps_its_own(tm
     shared = put(tmp_path / "export", exported(point("rte", 0.7), "a", "1"), exported(point("rte", 0.6), "b", "2"),
                  exported(pairs("x", 0.8), "a"), exported(pairs("x", 0.7), "b"))  # fmt: skip
     folders = read_folders([shared])
-    for table in (glue_table(folders), tasks_table(folders)):
+    for table in (glue_table(entries(folders)), tasks_table(entries(folders))):
         assert table is not None
         assert [row[0] for row in table.rows][:2] == ["a/export", "b/export"]
         assert [str(row[1 if table.columns[1] == "RTE" else 3])[:4] for row in table.rows][:2] == ["70.0", "60.0"]
@@ -421,11 +422,11 @@ def test_models_of_one_name_are_told_apart_and_a_guest_of_a_run_keeps_its_own(tm
     assert table is not None
     assert table.columns[1:] == ("a/export", "b/export")
     again = put(tmp_path / "again", exported(point("rte", 0.7), "a", "1"), exported(point("rte", 0.6), "a", "2"))
-    table = glue_table(read_folders([again]))
+    table = glue_table(entries(read_folders([again])))
     assert table is not None
     assert [row[0] for row in table.rows][:2] == ["a/export (1)", "a/export (2)"]
     run = put(write_journal(tmp_path / "x"), point("rte", 0.7), exported(point("rte", 0.6), "a", "1"))
-    table = glue_table(read_folders([run]))
+    table = glue_table(entries(read_folders([run])))
     assert table is not None
     assert {str(row[0]): str(row[1])[:4] for row in table.rows[:2]} == {"x": "70.0", "export": "60.0"}
 
@@ -497,7 +498,7 @@ def test_table_1_has_medians_spread_average_and_marks(tmp_path):
     results = [point(task, 0.6 + 0.01 * seed, seed, subset=task == "qnli") for task in GLUE for seed in range(3)]
     results += [point("cola", 0.5, seed, learning_rate=1e-5) for seed in range(3)]
     folders = read_folders([put(write_journal(tmp_path / "x"), *results, point("squad2", 70.0))])
-    table = glue_table(folders)
+    table = glue_table(entries(folders))
     row = row_of(table, "x")
     assert row["RTE"] == "61.0 [60.0..62.0]"
     assert row["MNLI-(m/mm)"] == "61.0/61.1 [60.0..62.0]"
@@ -508,15 +509,15 @@ def test_table_1_has_medians_spread_average_and_marks(tmp_path):
     assert "QNLI train 10 of 1,000" in table.note
     assert list(TABLE_1["MAE-LM, base, published"].values()) == [
         *(str(value) for value in row_of(table, "MAE-LM, base, published").values())][1:-1]  # fmt: skip
-    best = row_of(Table("", tasks_table(folders).columns[1:], tuple(row[1:] for row in tasks_table(folders).rows)),
-                  "CoLA")  # fmt: skip
+    tasks = tasks_table(entries(folders))
+    best = row_of(Table("", tasks.columns[1:], tuple(row[1:] for row in tasks.rows)), "CoLA")
     assert (best["seeds"], best["settings tried"], best["fine-tunings"]) == ("60.0 61.0 62.0", 2, 6)
     assert "rate 3e-05" in str(best["best setting"])
 
 
 def test_no_average_of_fewer_than_eight_tasks_and_failed_runs_are_flagged(tmp_path):
     results = [point("rte", 0.53, seed, degenerate=seed == 1) for seed in range(2)]
-    table = glue_table(read_folders([put(tmp_path / "x", *results)]))
+    table = glue_table(entries(read_folders([put(tmp_path / "x", *results)])))
     row = row_of(table, "x")
     assert "AVG" not in row
     assert row["RTE"] == "53.0 [53.0..53.0] ‡"
@@ -526,7 +527,7 @@ def test_no_average_of_fewer_than_eight_tasks_and_failed_runs_are_flagged(tmp_pa
 def test_two_tasks_of_ones_own_are_two_rows(tmp_path):
     one = {**point("rte", 0.6, fingerprint="one"), "task": "own", "title": "own"}
     two = {**point("rte", 0.7, fingerprint="two"), "task": "own", "title": "own"}
-    table = tasks_table(read_folders([put(tmp_path / "x", one, two)]))
+    table = tasks_table(entries(read_folders([put(tmp_path / "x", one, two)])))
     assert sorted(str(row[3]) for row in table.rows) == ["60.0", "70.0"]
 
 
@@ -535,7 +536,7 @@ def test_evaluations_on_a_part_of_the_data_are_marked(tmp_path):
     folders = read_folders([put(tmp_path / "x", {**pairs("x", 0.6), **part}, {**similarity("x"), **part})])
     for table in (pairs_table(folders), similarity_table(folders)):
         assert "†" in str(table.columns) + str(table.rows)
-        assert "† A subset, not comparable with published numbers: pairs the first 2 of each file." in table.note
+        assert "these numbers are not comparable with published ones: pairs the first 2 of each file." in table.note
     whole = read_folders([put(tmp_path / "y", pairs("y", 0.6), similarity("y"))])
     for table in (pairs_table(whole), similarity_table(whole)):
         assert "†" not in f"{table.columns}{table.rows}{table.note}"
@@ -545,7 +546,7 @@ def test_complete_data_go_before_a_subset_of_them(tmp_path):
     results = [point("rte", 0.9, subset=True, fingerprint="part"), point("rte", 0.6, fingerprint="all")]
     for ordered in itertools.permutations(results):
         folder = put(tmp_path / str(results.index(ordered[0])), *ordered)
-        row = row_of(glue_table(read_folders([folder])), "x")
+        row = row_of(glue_table(entries(read_folders([folder]))), "x")
         assert row["RTE"] == "60.0"
 
 
@@ -553,12 +554,12 @@ def test_checkpoints_of_one_run_are_a_curve_beside_points_of_others(tmp_path):
     put(write_journal(tmp_path / "x"), *(point("rte", 0.5 + step / 1e4, step=step) for step in (500, 1000, 2000)))
     put(write_journal(tmp_path / "y"), point("rte", 0.66, run="y"), point("cola", 0.4, run="y"))
     folders = read_folders([tmp_path / "x", tmp_path / "y"])
-    drawings = checkpoint_drawings(folders)
+    drawings = checkpoint_drawings(entries(folders))
     assert [drawing.name for drawing in drawings] == ["checkpoints-rte-seconds", "checkpoints-rte-flops"]
     assert "Figure 3" in drawings[0].note
-    names = [row[0] for row in glue_table(folders).rows[:4]]
+    names = [row[0] for row in glue_table(entries(folders)).rows[:4]]
     assert names == ["x, step 500", "x, step 1,000", "x, step 2,000", "y"]
-    assert not checkpoint_drawings(folders[1:])
+    assert not checkpoint_drawings(entries(folders[1:]))
 
 
 def test_minimal_pairs_and_masked_losses(tmp_path):
@@ -579,10 +580,10 @@ def test_saved_models_have_a_row_for_each_development_file(tmp_path):
     table = finetuned_table(read_folders([put(tmp_path / "x", finetuned("x", 0.7), part)]))
     assert table is not None
     assert [row[2:] for row in table.rows] == [
-        ("MNLI-(m/mm)", "MNLI", "matched", "accuracy 70.0"),
-        ("MNLI-(m/mm)", "MNLI", "mismatched", "accuracy 70.1"),
-        ("MNLI-(m/mm)", "mine", "matched", "accuracy 33.0 † ‡"),
-        ("MNLI-(m/mm)", "mine", "mismatched", "accuracy 33.1 † ‡"),
+        ("MNLI", "MNLI", "matched", "accuracy 70.0"),
+        ("MNLI", "MNLI", "mismatched", "accuracy 70.1"),
+        ("MNLI", "mine", "matched", "accuracy 33.0 † ‡"),
+        ("MNLI", "mine", "mismatched", "accuracy 33.1 † ‡"),
     ]
     assert {row[:2] for row in table.rows} == {("x", "mnli-e3-lr2e-05-b32-w0.06-s0-abc.model")}
     assert "‡ Degenerate" in table.note
@@ -611,17 +612,17 @@ def test_table_3_has_a_row_a_model_and_a_column_a_task(tmp_path):
     put(tmp_path / "x", study("runs/x"), study("runs/x/downstream/mnli-e3-lr2e-05-b32-w0.06-s0-ab.model", top=40))
     put(tmp_path / "y", study("runs/y", sees_masks=False, top=100))
     folders = read_folders([tmp_path / "x", tmp_path / "y"])
-    table = rank_table(folders)
+    table = rank_table(Material.of(folders).ranks)
     row = row_of(table, "x")
     assert (row["pretrained"], row["MNLI"]) == ("90 (92)", "40 (42)")
     assert (row_of(table, "y")["pretrained"], row_of(table, "y")["MNLI"]) == ("100 (102)", None)
     assert not [row for row in table.rows if "published" in str(row[0])]  # these models have 128 dimensions
-    drawings = {drawing.name: drawing.svg for drawing in rank_drawings(folders)}
+    drawings = {drawing.name: drawing.svg for drawing in rank_drawings(Material.of(folders).ranks_over_seeds)}
     assert set(drawings) == {"rank-clean-input", "rank-clean-input-mnli", "rank-masked-input", "rank-masked-input-real",
                              "rank-masks"}  # fmt: skip
     assert ">y<" in drawings["rank-clean-input"]
     assert ">y<" not in drawings["rank-masks"]
-    wide = rank_table(read_folders([put(tmp_path / "z", study("runs/z", width=768))]))
+    wide = rank_table(Material.of(read_folders([put(tmp_path / "z", study("runs/z", width=768))])).ranks)
     assert row_of(wide, "MAE-LM, base, published")["pretrained"] == "491"
 
 
@@ -640,10 +641,12 @@ def test_several_studies_of_one_run_are_all_kept_and_named_by_what_differs(tmp_p
         "x, 15% masked, tau 0.8, special tokens left out",
         "x, 15% masked, tau 0.9, special tokens counted",
     }
-    assert {row[0] for row in rank_table(folders).rows} == names
-    assert len(rank_table(folders).rows) == 4, "the same study in two places is one"
-    assert {(row[0], row[1]) for row in masked_table(folders).rows} == {(name, name[3:6]) for name in names}
-    drawings = {drawing.name: drawing for drawing in rank_drawings(folders)}
+    material = Material.of(folders)
+    assert {row[0] for row in rank_table(material.ranks).rows} == names
+    assert len(rank_table(material.ranks).rows) == 4, "the same study in two places is one"
+    masked = masked_table(material.ranks)
+    assert {(row[0], row[1]) for row in masked.rows} == {(name, name[3:6]) for name in names}
+    drawings = {drawing.name: drawing for drawing in rank_drawings(material.ranks_over_seeds)}
     for name in names:
         end, drawn = ("-0.8", "rank") if "tau 0.8" in name else ("-0.9", "rank-masked-input")
         assert f">{name}<" in drawings[drawn + end].svg or name in drawings[drawn + end].note
@@ -656,11 +659,12 @@ def test_models_studied_at_different_rates_say_theirs_and_those_that_see_no_mask
     put(tmp_path / "y", study("runs/y") | {"rate": 0.5})
     put(tmp_path / "z", study("runs/z", sees_masks=False) | {"rate": 0.4})
     folders = read_folders([tmp_path / name for name in "xyz"])
-    assert [row[0] for row in rank_table(folders).rows] == ["x, 15% masked", "y, 50% masked", "z"]
-    assert row_of(rank_table(folders), "x, 15% masked")["MNLI"] == "90 (92)"
-    folders = folders[:1]
-    assert [row[0] for row in rank_table(folders).rows] == ["x"]
-    assert all("15% of the tokens masked." in drawing.note for drawing in rank_drawings(folders)[1:])
+    assert [row[0] for row in rank_table(Material.of(folders).ranks).rows] == ["x, 15% masked", "y, 50% masked", "z"]
+    assert row_of(rank_table(Material.of(folders).ranks), "x, 15% masked")["MNLI"] == "90 (92)"
+    alone = Material.of(folders[:1])
+    assert [row[0] for row in rank_table(alone.ranks).rows] == ["x"]
+    drawings = rank_drawings(alone.ranks_over_seeds)[1:]
+    assert all("15% of the tokens masked." in drawing.note for drawing in drawings)
 
 
 def test_two_models_of_one_name_are_two(tmp_path):
@@ -668,7 +672,7 @@ def test_two_models_of_one_name_are_two(tmp_path):
     for run in runs:
         (tmp_path / f"{run[0]}.json").write_text(json.dumps(study(f"runs/{run}")))
     folders = read_folders([tmp_path / "a.json", tmp_path / "b.json"])
-    assert [row[0] for row in rank_table(folders).rows] == ["x, runs/a/x", "x, runs/b/x"]
+    assert [row[0] for row in rank_table(Material.of(folders).ranks).rows] == ["x, runs/a/x", "x, runs/b/x"]
 
 
 def test_few_vectors_are_hollow_in_figures_and_flagged_in_tables(tmp_path, monkeypatch):
@@ -679,7 +683,7 @@ def test_few_vectors_are_hollow_in_figures_and_flagged_in_tables(tmp_path, monke
     layered = theory("runs/x")
     layered["layers"][4]["few_vectors"] = True
     folders = read_folders([put(tmp_path / "x", few, layered), put(tmp_path / "y", study("runs/y"))])
-    drawings = [*rank_drawings(folders), *theory_parts(folders)[:1]]
+    drawings = [*rank_drawings(Material.of(folders).ranks_over_seeds), *theory_parts(Material.of(folders).theories)[:1]]
     hollow = {drawing.name: [list(line.get_xdata()) for line in figure.axes[0].lines if line.get_linestyle() == "None"]
               for drawing, figure in zip(drawings, figures, strict=True)}  # fmt: skip
     assert hollow.pop("rank-masks") == [[2, 4]]
@@ -690,12 +694,12 @@ def test_few_vectors_are_hollow_in_figures_and_flagged_in_tables(tmp_path, monke
         assert ("hollow" in figure.axes[0].get_xlabel()) == any(
             line.get_linestyle() == "None" for line in figure.axes[0].lines)  # fmt: skip
         plots.plt.close(figure)
-    table = masked_table(folders)
+    table = masked_table(Material.of(folders).ranks)
     assert row_of(table, "x")["[MASK]"] == "27 (29)*"
     assert row_of(table, "y")["[MASK]"] == "27 (29)"
     assert "* Few vectors" in table.note
-    assert "* Few vectors" in theory_parts(folders)[1].note
-    assert "*" not in rank_table(folders).note
+    assert "* Few vectors" in theory_parts(Material.of(folders).theories)[1].note
+    assert "*" not in rank_table(Material.of(folders).ranks).note
 
 
 def test_a_run_has_one_colour_and_marker_in_every_figure_of_a_page(tmp_path, monkeypatch):
@@ -721,7 +725,7 @@ def test_a_run_has_one_colour_and_marker_in_every_figure_of_a_page(tmp_path, mon
     assert all(len(each) == 1 for each in looks.values())
     assert len(set.union(*looks.values())) == 4, "z.json is a study of b"
     figures.clear()
-    rank_drawings(read_folders([tmp_path / "c"]))
+    rank_drawings(Material.of(read_folders([tmp_path / "c"])).ranks_over_seeds)
     first, second = figures[0].axes[0].lines
     assert (first.get_color(), first.get_marker()) == (second.get_color(), second.get_marker())
     assert first.get_linestyle() != second.get_linestyle()
@@ -730,7 +734,7 @@ def test_a_run_has_one_colour_and_marker_in_every_figure_of_a_page(tmp_path, mon
 
 def test_theory_at_several_taus_and_rates_is_told_apart(tmp_path):
     put(tmp_path / "x", theory("runs/x"), theory("runs/x") | {"tau": 0.8}, theory("runs/x") | {"rate": 0.5})
-    *drawings, last, _ = theory_parts(read_folders([tmp_path / "x"]))
+    *drawings, last, _ = theory_parts(Material.of(read_folders([tmp_path / "x"])).theories)
     assert sorted((drawing.name, drawing.note.split(" of the real")[0]) for drawing in drawings) == [
         ("outside-0.8", "Leading: those that carry 80%"), ("outside-0.9", "Leading: those that carry 90%")]  # fmt: skip
     assert {row[:3] for row in last.rows} == {("x, 15% masked, tau 0.9", "0.9", "15%"),
@@ -742,7 +746,7 @@ def test_theory_at_several_taus_and_rates_is_told_apart(tmp_path):
 
 
 def test_theory_where_it_was_measured(tmp_path):
-    parts = theory_parts(read_folders([put(tmp_path / "x", theory("runs/x"))]))
+    parts = theory_parts(Material.of(read_folders([put(tmp_path / "x", theory("runs/x"))])).theories)
     assert [type(part) for part in parts] == [Drawing, Table, Table]
     assert row_of(parts[1], "x")["[MASK] outside"] == "25.0%"
     assert [row[3] for row in parts[2].rows] == ["7.5", "7e+02", "7.5", "7.5"]
@@ -775,7 +779,7 @@ def test_runs_that_differ_in_one_field_are_a_trend(tmp_path):
     runs = read_folders([tmp_path])
     [(fields, members)] = sweeps(runs)
     assert (fields, members) == (("masking.delta",), runs)
-    [drawing] = trend_drawings(fields, members)
+    [drawing] = trend_drawings(Material.of(members), fields, members)
     assert drawing.name == "trend-masking-delta-validation-loss"
     assert "Medians over runs" in drawing.note
     write_curve(tmp_path / "odd", "delta_tiny", 2.0, 60, {"masking.delta": 0.1, "training.steps": 7})
@@ -821,10 +825,10 @@ def test_a_product_has_a_line_for_each_setting_of_the_other_field_and_words_stan
     runs = read_folders([tmp_path])
     [(fields, members)] = sweeps(runs)
     assert fields == ("training.decay", "masking.rate")
-    table = trend_table(fields, members)
+    table = trend_table(Material.of(members), fields, members)
     assert table.columns == ("training.decay", "masking.rate", "steps", "validation loss", "GLUE average †", "end")
     assert table.rows[0][:2] == ("cosine", "0.15")
-    loss, average = trend_drawings(fields, members)
+    loss, average = trend_drawings(Material.of(members), fields, members)
     for word in ("masking.rate 0.3", "linear", "cosine"):
         assert f">{word}<" in loss.svg
     assert "subsets" in average.note
@@ -927,14 +931,14 @@ def test_marks_go_with_a_number_into_trends_and_curves(tmp_path):
     put(tmp_path / "0.0", pairs("0.0", 0.7))
     runs = read_folders([tmp_path])
     [(fields, members)] = sweeps(runs)
-    table = trend_table(fields, members)
+    table = trend_table(Material.of(members), fields, members)
     assert [row[3] for row in table.rows] == ["53.0", "53.0 ‡"]
     assert table.columns[3] == "RTE †"
-    _, rte = trend_drawings(fields, members)  # minimal pairs of one run alone are no trend
+    _, rte = trend_drawings(Material.of(members), fields, members)  # minimal pairs of one run alone are no trend
     assert rte.title == "RTE † against masking.delta"
     assert "subsets" in rte.note
     assert "‡" in rte.note
-    assert all("†" in drawing.title and "‡" in drawing.note for drawing in checkpoint_drawings(runs))
+    assert all("†" in drawing.title and "‡" in drawing.note for drawing in checkpoint_drawings(entries(runs)))
 
 
 def test_a_run_that_has_not_ended_or_diverged_is_no_point_of_a_loss_trend(tmp_path):
@@ -944,7 +948,7 @@ def test_a_run_that_has_not_ended_or_diverged_is_no_point_of_a_loss_trend(tmp_pa
     write_lines(tmp_path / "1.0", [*runs[2].lines[:-1], {"kind": "skip", "step": 9, "skips_in_a_row": 20}])
     runs = read_folders([tmp_path])
     assert [run.ending for run in runs] == ["steps", "steps", "diverged"]
-    [drawing] = trend_drawings(("masking.delta",), runs)
+    [drawing] = trend_drawings(Material.of(runs), ("masking.delta",), runs)
     assert "have not ended" in drawing.note
     assert ">1.0<" not in drawing.svg
-    assert row_of(trend_table(("masking.delta",), runs), "1")["end"] == "diverged"
+    assert row_of(trend_table(Material.of(runs), ("masking.delta",), runs), "1")["end"] == "diverged"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from hypothesis import strategies as st
 from latemask.downstream.tasks import GLUE
 from latemask.report import plots
 from latemask.report.curves import checkpoint_drawings
+from latemask.report.downstream import entries
 from latemask.report.folders import RunFolder, read_folders
 from latemask.report.front import cost_table, front, front_drawings
-from latemask.report.measures import measures
+from latemask.report.material import Material
 from latemask.report.rank import rank_table
 from latemask.report.rank_by_layer import layer_tables, rank_drawings
 from latemask.report.seeds import Difference, seeds_tables, value_at
-from latemask.report.systems import alike, reference, systems
+from latemask.report.systems import reference, systems
 from latemask.report.tables import Table
 from latemask.report.time_to_quality import time_table, time_to
 from reported import masked_loss, pairs, point, put, study, write_curve, write_journal, write_lines
@@ -62,13 +64,8 @@ def test_a_system_is_not_called_as_another_run_is(tmp_path):
                seeded(tmp_path / "z", "mae_lm_tiny", 1)]  # fmt: skip
     found = read_folders(folders)
     assert [system.name for system in systems(found)] == ["mlm_tiny", "mlm_tiny (2 seeds)", "z"]
-    drawn = front_drawings(found)[0].svg
+    drawn = front_drawings(Material.of(found))[0].svg
     assert all(f">{name}<" in drawn for name in ("mlm_tiny", "mlm_tiny (2 seeds)", "z"))
-
-
-def test_runs_of_one_seed_stay_apart(tmp_path):
-    folders = [seeded(tmp_path / name, "mlm_tiny", 1) for name in ("a", "b")]
-    assert [system.name for system in systems(read_folders(folders))] == ["a", "b"]
 
 
 def test_others_are_set_beside_the_peer_or_mlm_at_the_usual_rate(tmp_path):
@@ -90,14 +87,14 @@ def test_seeds_of_a_system_have_one_colour_and_marker_and_each_its_dash(tmp_path
     for seed, name in itertools.product((1, 2, 3), ("mlm_tiny", "mae_lm_tiny")):
         seeded(tmp_path / f"{name}-{seed}", name, seed)
     put(tmp_path / "other", point("rte", 0.5, run="other", step=None))
-    runs = alike(read_folders([*sorted(tmp_path.iterdir())]))
+    runs = Material.of(read_folders([*sorted(tmp_path.iterdir())])).folders
     looks = {run.name: run.look.style for run in runs}
     colours = {name: {looks[f"{name}-{seed}"]["color"] for seed in (1, 2, 3)} for name in ("mlm_tiny", "mae_lm_tiny")}
     assert all(len(found) == 1 for found in colours.values())
     assert len({looks["other"]["color"], *itertools.chain(*colours.values())}) == 3
     assert len({str(looks[f"mlm_tiny-{seed}"]["linestyle"]) for seed in (1, 2, 3)}) == 3
     alone = read_folders([tmp_path / f"mlm_tiny-{seed}" for seed in (1, 2, 3)])
-    assert [run.look for run in alike(alone)] == [run.look for run in alone]
+    assert [run.look for run in Material.of(alone).folders] == [run.look for run in alone]
 
 
 # Seed noise
@@ -124,6 +121,14 @@ def test_one_pair_says_nothing_of_noise_and_a_lower_loss_is_better():
     assert Difference.of([0.0, 0.0]).word(is_loss=False) == "within seed noise"
 
 
+@given(FINITE.filter(bool), st.integers(2, 4), st.floats(0, 1e-12))
+def test_equal_differences_of_all_pairs_are_no_verdict(change, pairs, rounding):
+    """Of scores that come in steps two pairs are often equal: the interval would have no width at all."""
+    difference = Difference.of([change * (1 + rounding), *[change] * (pairs - 1)])
+    assert difference.word(is_loss=True) == "no verdict: equal differences"
+    assert difference.half_width == math.inf
+
+
 @given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=6, unique_by=lambda point: point[0]), FINITE)
 def test_between_checkpoints_a_curve_is_straight(points, at):
     points = sorted(points)
@@ -139,17 +144,19 @@ def two_systems(place: Path, seeds: tuple[int, ...] = SEEDS, steps: int = 1000) 
     for seed in seeds:
         of = {"training.seed": seed}
         mlm = write_curve(place / f"run-{seed}", "mlm_tiny", 3.0 + 0.1 * seed, 1000, of)
-        put(mlm, *(point("rte", 0.60 + 0.02 * seed + 0.01 * again, again) for again in range(3)),
-            masked_loss("x", 3.0 + seed), pairs("x", 0.6), study("x", top=90))  # fmt: skip
+        name = f"run-{seed}"
+        put(mlm, *(point("rte", 0.60 + 0.02 * seed + 0.01 * again, again, run=name) for again in range(3)),
+            masked_loss(name, 3.0 + seed), pairs(name, 0.6), study(f"runs/{name}", top=90))  # fmt: skip
         mae = write_curve(place / f"other-{seed}", "mae_lm_tiny", 2.7 + 0.1 * seed + (seed - 2), 1500, of, steps)
-        put(mae, *(point("rte", 0.62 + 0.021 * seed + 0.01 * again, again) for again in range(3)),
-            masked_loss("y", 2.0 + seed), study("y", top=100 + seed))  # fmt: skip
+        name = f"other-{seed}"
+        put(mae, *(point("rte", 0.62 + 0.021 * seed + 0.01 * again, again, run=name) for again in range(3)),
+            masked_loss(name, 2.0 + 1.1 * seed), study(f"runs/{name}", top=100 + seed))  # fmt: skip
     return read_folders([place])
 
 
 def test_paired_differences_say_which_are_seed_noise(tmp_path):
     runs = two_systems(tmp_path)
-    [table] = seeds_tables(runs)
+    [table] = seeds_tables(Material.of(runs))
     assert table.title == "mae_lm_tiny against mlm_tiny, seed by seed"
     rte = cells(table, "RTE")
     assert (rte["mlm_tiny"], rte["mae_lm_tiny"]) == ("65.0", "67.2")
@@ -166,58 +173,50 @@ def test_paired_differences_say_which_are_seed_noise(tmp_path):
 
 def test_at_equal_seconds_both_curves_are_read_where_the_quicker_run_ended(tmp_path):
     runs = two_systems(tmp_path)
-    loss = cells(seeds_tables(runs)[0], "validation loss, at equal seconds")
+    loss = cells(seeds_tables(Material.of(runs))[0], "validation loss, at equal seconds")
     wanted = []
     for name in ("run", "other"):
         curves = [plots.loss_points(run.lines, "seconds") for run in runs if run.name.startswith(name)]
         wanted.append(np.mean([np.interp(1000, *zip(*curve, strict=True)) for curve in curves]))
     assert [loss["mlm_tiny"], loss["mae_lm_tiny"]] == [f"{value:.3f}" for value in wanted]
-    assert loss["mae_lm_tiny"] != cells(seeds_tables(runs)[0], "validation loss")["mae_lm_tiny"]
+    assert loss["mae_lm_tiny"] != cells(seeds_tables(Material.of(runs))[0], "validation loss")["mae_lm_tiny"]
 
 
 def test_scores_of_checkpoints_on_the_way_are_compared_at_equal_seconds_too(tmp_path):
     for seed, (name, slower) in itertools.product(SEEDS, (("mlm_tiny", 1), ("mae_lm_tiny", 2))):
         run = write_curve(tmp_path / f"{name}-{seed}", name, 2.0, 100 * slower, {"training.seed": seed})
-        points = [point("rte", 0.5 + step / 10_000, step=step) for step in (500, 1000)]
+        points = [point("rte", 0.5 + (step + slower * seed) / 10_000, step=step, run=run.name) for step in (500, 1000)]
         for one in points:
             one["model"]["pretraining_seconds"] = one["model"]["step"] * slower / 10
         put(run, *points)
-    row = cells(seeds_tables(read_folders([tmp_path]))[0], "RTE, at equal seconds")
+    row = cells(seeds_tables(Material.of(read_folders([tmp_path])))[0], "RTE, at equal seconds")
     assert (row["mlm_tiny"], row["mae_lm_tiny"], row["verdict"]) == ("60.0", "55.0", "worse, beyond seed noise")
 
 
 def test_what_does_not_compare_is_not_compared_and_said(tmp_path):
     shorter = two_systems(tmp_path / "tokens", steps=500)
-    assert "Not at equal tokens: run-1 4.096 million, other-1 2.048 million" in seeds_tables(shorter)[0].note
+    assert (
+        "Not at equal tokens: run-1 4.096 million, other-1 2.048 million" in seeds_tables(Material.of(shorter))[0].note
+    )
     for seed, name in itertools.product(SEEDS, ("mlm_tiny", "mae_lm_tiny")):
         rate = 0.15 if name == "mlm_tiny" else 0.5
         write_journal(tmp_path / "rates" / f"{name}-{seed}", name, rate, {"training.seed": seed})
-    [table] = seeds_tables(read_folders([tmp_path / "rates"]))
+    [table] = seeds_tables(Material.of(read_folders([tmp_path / "rates"])))
     assert [row[0] for row in table.rows] == ["card-seconds of pretraining"]
-    assert "not validated alike" in table.note
-    assert not seeds_tables(two_systems(tmp_path / "alone", (1,))), "one pair is no spread"
+    assert "do not compare: validation loss, 15% masked (mlm_tiny); validation loss, 50% masked (mae" in table.note
+    assert not seeds_tables(Material.of(two_systems(tmp_path / "alone", (1,)))), "one pair is no spread"
 
 
 def test_losses_of_the_pairs_that_have_ended_are_compared_and_the_others_said(tmp_path):
     two_systems(tmp_path)
-    [whole] = seeds_tables(read_folders([tmp_path]))
-    assert "Without the losses" not in whole.note
+    [whole] = seeds_tables(Material.of(read_folders([tmp_path])))
+    assert "Without the validation losses" not in whole.note
     journal = tmp_path / "other-3" / "journal.jsonl"
     journal.write_text("".join(line for line in journal.read_text().splitlines(True) if '"kind": "end"' not in line))
-    [table] = seeds_tables(read_folders([tmp_path]))
+    [table] = seeds_tables(Material.of(read_folders([tmp_path])))
     assert cells(table, "validation loss")["seeds"] == "1, 2"
     assert cells(table, "RTE")["seeds"] == "1, 2, 3"
-    assert "Without the losses of pairs that have not ended" in table.note
-
-
-def test_a_guest_s_scores_are_not_the_run_s(tmp_path):
-    """Results of another model in the run's folder of results; those of a run that was renamed are its own."""
-    guest = {"model": {"folder": "roberta-base", "weights": "r", "tokenizer": "t"}}
-    export = {"model": {"folder": f"{tmp_path}/mlm/export", "weights": "e", "tokenizer": "t"}}
-    run = put(write_journal(tmp_path / "mlm"), point("rte", 0.6, run="former"), point("sst2", 0.9) | guest,
-              point("mrpc", 0.7) | export, masked_loss("x", 1.0) | guest)  # fmt: skip
-    found = measures(read_folders([run])[0])
-    assert list(found) == ["validation loss", "RTE", "MRPC"]
+    assert "Without the validation losses of pairs that have not ended" in table.note
 
 
 # Cost and time
@@ -240,26 +239,26 @@ def test_quality_stands_beside_cost_and_a_figure_joins_the_front(tmp_path):
     for name, seconds, loss in (("mlm_tiny", 100, 3.0), ("three_ml_tiny", 80, 3.1), ("mae_lm_tiny", 120, 3.2)):
         put(write_curve(tmp_path / name, name, loss, seconds), pairs(name, loss / 4, step=1000) | part)
     folders = read_folders([tmp_path])
-    table = cost_table(folders)
+    table = cost_table(Material.of(folders))
     mlm, three, mae = (cells(table, name) for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny"))
     assert [each["of mlm_tiny's"] for each in (mlm, three, mae)] == ["100.0%", "80.0%", "120.0%"]
     assert [str(each["validation loss"]).endswith("◆") for each in (mlm, three, mae)] == [True, True, False]
     assert [each["Minimal pairs †"] for each in (mlm, three, mae)] == ["75.0", "77.5 ◆", "80.0 ◆"]
     assert "one seed" in table.note
-    drawings = {drawing.name: drawing for drawing in front_drawings(folders)}
+    drawings = {drawing.name: drawing for drawing in front_drawings(Material.of(folders))}
     assert set(drawings) == {"front-validation-loss", "front-minimal-pairs"}
     assert ["subsets" in drawing.note for drawing in drawings.values()] == [False, True]
     for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny"):
         assert f">{name}<" in drawings["front-validation-loss"].svg
     for number in range(20):
         write_curve(tmp_path / f"dear-{number}", "mlm_tiny", 3.0, 500, {"training.steps": 2000 + number})
-    crowded = front_drawings(read_folders([tmp_path]))[0].svg
+    crowded = front_drawings(Material.of(read_folders([tmp_path])))[0].svg
     assert ">21 more, grey<" in crowded, "of many only those on the front are named"
     assert [f">{name}<" in crowded for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny")] == [True, True, False]
     two = read_folders([tmp_path / "mlm_tiny", tmp_path / "mae_lm_tiny"])
-    assert not front_drawings(two)
-    assert "◆" not in str(cost_table(two))
-    assert cost_table(two[:1]) is None
+    assert not front_drawings(Material.of(two))
+    assert "◆" not in str(cost_table(Material.of(two)))
+    assert cost_table(Material.of(two[:1])) is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(-5, 5)), min_size=2, max_size=6,
@@ -280,12 +279,12 @@ def test_time_to_quality_is_a_share_of_the_reference_s(tmp_path):
     write_curve(tmp_path / "mlm", "mlm_tiny", 3.0, 1000)
     write_curve(tmp_path / "quick", "mae_lm_tiny", 3.0, 250)
     write_curve(tmp_path / "bad", "three_ml_tiny", 4.0, 100)
-    table = time_table(read_folders([tmp_path]))
+    table = time_table(Material.of(read_folders([tmp_path])))
     assert table is not None
     assert cells(table, "validation loss") == {
         "measure": "validation loss", "bad": "not reached", "mlm": "1,000 s (100%)", "quick": "250 s (25%)",
     }  # fmt: skip
-    assert time_table(read_folders([tmp_path / "mlm"])) is None
+    assert time_table(Material.of(read_folders([tmp_path / "mlm"]))) is None
 
 
 def test_there_is_no_time_where_no_line_says_seconds(tmp_path):
@@ -294,16 +293,16 @@ def test_there_is_no_time_where_no_line_says_seconds(tmp_path):
         lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
         write_lines(run, [line for line in lines if line["kind"] != "train"])
     folders = read_folders([tmp_path])
-    assert time_table(folders) is None
-    assert cost_table(folders) is not None
+    assert time_table(Material.of(folders)) is None
+    assert cost_table(Material.of(folders)) is not None
 
 
 def test_a_measure_that_the_reference_s_first_seed_lacks_has_its_time_too(tmp_path):
     for name, seed in itertools.product(("mlm_tiny", "mae_lm_tiny"), (1, 2)):
         run = write_curve(tmp_path / f"{name}-{seed}", name, 2.0, 100, {"training.seed": seed})
         if (name, seed) != ("mlm_tiny", 1):
-            put(run, *(point("rte", 0.5 + step / 10_000, step=step) for step in (500, 1000)))
-    assert cells(time_table(read_folders([tmp_path])), "RTE")["mae_lm_tiny"] == "100 s (100%)"
+            put(run, *(point("rte", 0.5 + step / 10_000, step=step, run=run.name) for step in (500, 1000)))
+    assert cells(time_table(Material.of(read_folders([tmp_path]))), "RTE")["mae_lm_tiny"] == "100 s (100%)"
 
 
 def test_glue_s_average_of_checkpoints_is_a_curve_and_a_time(tmp_path):
@@ -313,9 +312,9 @@ def test_glue_s_average_of_checkpoints_is_a_curve_and_a_time(tmp_path):
         ]
         put(write_journal(tmp_path / name, system), *results, point("rte", 0.9, step=2000, run=name))
     folders = read_folders([tmp_path])
-    names = [drawing.name for drawing in checkpoint_drawings(folders)]
+    names = [drawing.name for drawing in checkpoint_drawings(entries(folders))]
     assert names[:2] == ["checkpoints-avg-seconds", "checkpoints-avg-flops"]
-    table = cells(time_table(folders), "GLUE average")
+    table = cells(time_table(Material.of(folders)), "GLUE average")
     assert (table["slow"], table["fast"]) == ("100 s (100%)", "≤ 50 s (50%)")
 
 
@@ -331,7 +330,7 @@ def test_ranks_of_seeds_are_one_line_with_a_band_and_a_column_of_medians(tmp_pat
     figures = []
     monkeypatch.setattr(plots, "svg", lambda figure: figures.append(figure) or "<svg></svg>")
     folders = read_folders([tmp_path])
-    drawings = [drawing.name for drawing in rank_drawings(folders)]
+    drawings = [drawing.name for drawing in rank_drawings(Material.of(folders).ranks_over_seeds)]
     assert drawings == ["rank-clean-input", "rank-masked-input", "rank-masked-input-real", "rank-masks",
                         "rank-clean-input-squad2"]  # fmt: skip
     axes = figures[-1].axes[0]
@@ -341,9 +340,9 @@ def test_ranks_of_seeds_are_one_line_with_a_band_and_a_column_of_medians(tmp_pat
     ends = [{float(y) for x, y in band if x == 4} for band in bands]
     assert sorted((min(end), max(end)) for end in ends) == [(80, 100), (100, 120)]
     plots.plt.close("all")
-    clean = next(layer_tables(folders))
+    clean = next(layer_tables(Material.of(folders).ranks_over_seeds))
     assert clean.columns == ("layer", "mae_lm_tiny", "mlm_tiny", "mae_lm_tiny on SQuAD 2.0", "mlm_tiny on SQuAD 2.0")
     assert clean.rows[-1] == ("4", "90 [80..100]", "90 [80..100]", "110 [100..120]", "90 [80..100]")
-    row = cells(rank_table(folders), "mae_lm_tiny-1")
+    row = cells(rank_table(Material.of(folders).ranks), "mae_lm_tiny-1")
     assert (row["pretrained"], row["SQuAD 2.0"]) == ("80 (82)", "100 (102)"), "in one row, though of other texts"
-    assert "pretrained en, SQuAD 2.0 held-out.jsonl" in rank_table(folders).note
+    assert "pretrained en, SQuAD 2.0 held-out.jsonl" in rank_table(Material.of(folders).ranks).note

@@ -303,7 +303,7 @@ def test_figures_of_measures_called_alike_have_files_of_their_own(tmp_path):
     for delta in (0, 0.5):
         run = write_journal(tmp_path / f"{delta}", "delta_tiny", fields={"masking.delta": delta})
         for data in ("東京", "Москва"):
-            put(run, {**masked_loss("x", 3.0 + delta), "options": {"data": data}})
+            put(run, {**masked_loss(run.name, 3.0 + delta), "options": {"data": data}})
     (tmp_path / "sweep.json").write_text(json.dumps({"vary": {"masking.delta": [0, 0.5]}}))
     finish(tmp_path)
     assert len(list(tmp_path.glob("trend-*.svg"))) == 3, "with that of the validation loss"

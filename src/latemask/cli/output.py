@@ -6,7 +6,7 @@ from pathlib import Path
 
 from latemask.errors import Refusal
 from latemask.hf.loading import Source
-from latemask.report.studies import FINETUNED
+from latemask.report.owners import FINETUNED
 from latemask.training import checkpoint
 from latemask.writing import check_file
 

@@ -273,14 +273,15 @@ def _train(run: Run, data: Path, folder: Path) -> tuple[dict[str, Any], bool]:
 def finish(out: Path) -> None:
     """Print the sweep's table and the next command, and draw the trends of what is there."""
     from latemask.report.folders import read_folders
+    from latemask.report.material import Material
     from latemask.report.tables import distinct
     from latemask.report.trend import trend_drawings, trend_table
 
-    runs = read_folders([out])
-    fields = runs[0].varied
-    table = trend_table(fields, runs)
+    material = Material.of(read_folders([out]))
+    runs, fields = material.folders, material.folders[0].varied
+    table = trend_table(material, fields, runs)
     console.table(table.title, table.columns, table.rows)
-    drawings = trend_drawings(fields, runs)
+    drawings = trend_drawings(material, fields, runs)
     for name, drawing in zip(distinct([drawing.name for drawing in drawings]), drawings, strict=True):
         console.say(f"wrote {write_whole(out / f'{name}.svg', drawing.svg)}")
     here = shlex.quote(str(out))

@@ -152,6 +152,15 @@ class Source:
         check_sums(path)
         return cls(str(folder), None)
 
+    @property
+    def origin(self) -> dict[str, Any]:
+        """What results say of the checkpoint that was measured: ``run``, ``step`` and ``pretraining_seconds``, each
+        None for a model that is no run's."""
+        if self.step is None:
+            return dict.fromkeys(("run", "step", "pretraining_seconds"))
+        return {"run": self.step.resolve().parent.name, "step": checkpoint.step_number(self.step),
+                "pretraining_seconds": checkpoint.read_state(self.step).seconds}  # fmt: skip
+
     def encoder(self) -> Encoder | TransformersEncoder:
         """See ``load_encoder``."""
         if self.step is not None:

@@ -49,14 +49,14 @@ class IfThere:
     form: Any
 
 
-STUDY = {"tau": NUMBER, "model": TEXT, "rate": NUMBER, "specials": TEXT, "sees_masks": FLAG, "width": WHOLE}
+ORIGIN = {"run": IfThere(OrNull(TEXT)), "step": IfThere(OrNull(WHOLE)), "pretraining_seconds": IfThere(OrNull(NUMBER))}
+STUDY = {"tau": NUMBER, "model": TEXT, **ORIGIN, "rate": NUMBER, "specials": TEXT, "sees_masks": FLAG, "width": WHOLE}
 RANK = OrNull({"rank": WHOLE, "centred": WHOLE, "few_vectors": FLAG})
 RESIDUAL, SHARE = OrNull({"share": NUMBER}), OrNull(NUMBER)
 BOUND = dict.fromkeys(("residual", "one", "infinity_printed", "infinity_corrected", "cubic"), NUMBER)
 SCORES = Each(Each(NUMBER))
 SETTINGS = dict.fromkeys(("epochs", "learning_rate", "batch_rows", "warmup_share", "seed"), NUMBER)
-MODEL = {"folder": IfThere(TEXT), "run": IfThere(OrNull(TEXT)), "step": IfThere(OrNull(WHOLE)),
-         "pretraining_seconds": IfThere(OrNull(NUMBER))}  # fmt: skip
+MODEL = {"folder": IfThere(TEXT), **ORIGIN}
 
 FORMS: dict[str, Any] = {
     "rank": {**STUDY, "layers": ListOf({"layer": WHOLE, "masked_input": RANK, "masked_input_real": RANK,
@@ -76,7 +76,7 @@ FORMS: dict[str, Any] = {
 SUITES: dict[str, Any] = {
     "blimp": {"score": NUMBER, "accuracy": NUMBER, "pairs": WHOLE, "ties": WHOLE, "fields": Each({"accuracy": NUMBER})},
     "masked-loss": {"loss": NUMBER, "loss_per_character": NUMBER, "rate": NUMBER, "masked_tokens": WHOLE,
-                    "row_tokens": WHOLE},
+                    "row_tokens": WHOLE, "rows": IfThere(WHOLE), "tokenizer": IfThere(OrNull(TEXT))},
     "similarity": {"scores": {"dev": {"spearman": NUMBER, "pearson": NUMBER}}},
     "finetuned": {"task": TEXT, "scores": SCORES, "is_constant": FLAG},
 }  # fmt: skip

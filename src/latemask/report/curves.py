@@ -6,24 +6,20 @@ from collections.abc import Sequence
 from typing import get_args
 
 from latemask.report import plots
-from latemask.report.downstream import DEGENERATE, SUBSET, Entry, averages, entries
+from latemask.report.comparable import ROWS_NOTE, SUBSET, marks, why_losses_do_not
+from latemask.report.downstream import Entry, averages
 from latemask.report.folders import RunFolder
-from latemask.report.runs import NOT_ALIKE, losses_compare
 from latemask.report.tables import Drawing, anchor
 from latemask.training.plateau import NAME
 
 CLOSEST_NATS = 0.25
 """Levels nearer to each other than this are one line of a figure."""
-ROWS_NOTE = (
-    "Where the decoder rewrites whole rows the loss is a mean over all tokens of the row: it does not compare with the "
-    "others, over masked tokens."
-)
 OF_WHAT = {"step": "steps", "seconds": "seconds", "flops": "FLOPs"}
 
 
 def loss_drawings(runs: Sequence[RunFolder]) -> list[Drawing]:
     """Loss against steps, seconds and FLOPs."""
-    note = "" if losses_compare(runs) else NOT_ALIKE
+    note = why_losses_do_not(runs)
     if len({run.rewrites for run in runs}) > 1:
         note = f"{note} {ROWS_NOTE}".strip()
     journals, looks = {run.name: run.lines for run in runs}, {run.name: run.look for run in runs}
@@ -59,16 +55,15 @@ def apart(levels: Sequence[float]) -> list[float]:
     return found
 
 
-def checkpoint_drawings(folders: Sequence[RunFolder]) -> list[Drawing]:
+def checkpoint_drawings(entries: Sequence[Entry]) -> list[Drawing]:
     """For GLUE's average and each task that several checkpoints of one run were tried on: scores against pretraining
     seconds and FLOPs.
 
     Runs of which one checkpoint was tried are points beside them.
     """
     by_task: dict[str, dict[str, list[Entry]]] = {}
-    found = entries(folders)
-    for entry in [*averages(found), *found]:
-        if entry.step is not None:
+    for entry in [*averages(entries), *entries]:
+        if entry.step is not None and entry.is_own:
             by_task.setdefault(entry.task, {}).setdefault(entry.folder.name, []).append(entry)
     drawings = []
     for task, by_run in by_task.items():
@@ -91,10 +86,8 @@ def _against(task: str, by_run: dict[str, list[Entry]], across: str) -> Drawing 
     axis = "seconds of pretraining" if across == "seconds" else "FLOPs of pretraining (plain objective)"
     marked = any(entry.subset for found in by_run.values() for entry in found)
     note = "The best setting's median over seeds at each checkpoint (MAE-LM Figure 3)." if some.is_finetuned else ""
-    if marked:
-        note += " The task's data are a subset: not to be set beside published numbers."
-    if any(DEGENERATE in entry.marks for found in by_run.values() for entry in found):
-        note += f" {DEGENERATE} Some of these fine-tunings failed: see the tables."
+    marked_with = "".join(mark for found in by_run.values() for entry in found for mark in entry.marks)
+    note = " ".join([note, *marks(marked_with)])
     title = f"{some.title}{f' {SUBSET}' if marked else ''} of checkpoints against {OF_WHAT[across]}"
     looks = {name: by_run[name][0].folder.look for name in series}
     figure = plots.lines(series, axis, f"{some.title}, {some.metric}", looks=looks)

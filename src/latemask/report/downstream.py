@@ -6,18 +6,21 @@ A score is a median over seeds at the best setting of the grid. † marks data t
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from typing import Any
 
 from latemask.downstream.grid import said, summarize
 from latemask.downstream.tasks import GLUE, SQUAD, glue_average
+from latemask.report.comparable import DEGENERATE, SUBSET, data_of, subsets
 from latemask.report.folders import RunFolder
+from latemask.report.owners import called, is_own
 from latemask.report.published import TABLE_1
 from latemask.report.tables import Table, Value
 
-SUBSET, DEGENERATE = "†", "‡"
 AVERAGE = "AVG"
 READ_SO = (
     "Development sets; medians over seeds at the best setting of each task [lowest..highest seed]. Matthews for CoLA, "
@@ -41,6 +44,13 @@ class Entry:
     subset: Mapping[str, str]
     summary: Mapping[str, Any] | None
     """Of ``downstream.grid.summarize``; None for an evaluation without fine-tuning."""
+    data: str
+    """What tells the data from others: their fingerprints, or how many pairs."""
+
+    @cached_property
+    def is_own(self) -> bool:
+        """Whether the model is the run's in whose folder the result lies."""
+        return is_own(self.folder, {"model": self.model})
 
     @property
     def marks(self) -> list[str]:
@@ -63,8 +73,8 @@ class Entry:
 
     @property
     def flops(self) -> float | None:
-        """Of pretraining, until this checkpoint; None where the folder has no journal."""
-        return None if self.step is None else self.folder.flops_at(self.step)
+        """Of pretraining, until this checkpoint; None where the folder has no journal of it."""
+        return self.folder.flops_at(self.step) if self.step is not None and self.is_own else None
 
 
 def entries(folders: Sequence[RunFolder]) -> list[Entry]:
@@ -74,8 +84,9 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
     for folder in folders:
         for one in summarize(folder.of("finetune")):
             scale = 1 if one["task"] == SQUAD.name else 100
+            data = json.dumps(one["data"], sort_keys=True)
             entry = Entry(folder, one["model"], one["task"], one["title"], one["metric"], scale * one["median"],
-                          one["subset"], one)  # fmt: skip
+                          one["subset"], one, f"data {_digest(data)}")  # fmt: skip
             # Tasks of one's own may share a name: the development data tell them apart.
             known = one["task"] in (*GLUE, SQUAD.name)
             dev = "" if known else str(sorted(part for split, part in one["data"].items() if split != "train"))
@@ -86,8 +97,8 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
             if one["suite"] == "blimp":
                 title = ", ".join(word for word in ("Minimal pairs", data_of(one), how(one)) if word)
                 entry = Entry(folder, one["model"], title, title, "accuracy", 100 * one["score"],
-                              one.get("subset", {}), None)  # fmt: skip
-                key = (folder.name, f"step {one['model'].get('step')}", title)
+                              one.get("subset", {}), None, f"{one['pairs']:,} pairs")  # fmt: skip
+                key = (folder.name, _identity(one["model"]), title)
                 if key not in found or _completeness(entry) >= _completeness(found[key]):
                     found[key] = entry
     return list(found.values())
@@ -106,13 +117,28 @@ def averages(found: Sequence[Entry]) -> list[Entry]:
             some = next(iter(tasks.values()))
             subset = {f"{entry.title} {split}": of for entry in tasks.values() for split, of in entry.subset.items()}
             failed = sum(entry.summary["degenerate"] for entry in tasks.values() if entry.summary)
+            data = f"data {_digest(' '.join(tasks[task].data for task in GLUE))}"
             made.append(Entry(some.folder, some.model, AVERAGE, "GLUE average", "mean of eight tasks", average, subset,
-                              {"degenerate": failed}))  # fmt: skip
+                              {"degenerate": failed}, data))  # fmt: skip
     return made
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _identity(model: Mapping[str, Any]) -> str:
+    return f"{model['run']}, step {model.get('step')}" if model.get("run") else str(model.get("folder"))
 
 
 def _completeness(entry: Entry) -> tuple[bool, int]:
     return not entry.subset, entry.summary["runs"] if entry.summary else 0
+
+
+def task_title(task: str) -> str:
+    """A task as a column or a sentence names it; other tasks than GLUE's and SQuAD are called as they are."""
+    titles = {**{name: one.title for name, one in GLUE.items()}, SQUAD.name: SQUAD.title}
+    return titles.get(task, task).removesuffix("-(m/mm)")
 
 
 def how(evaluation: Mapping[str, Any]) -> str:
@@ -120,24 +146,30 @@ def how(evaluation: Mapping[str, Any]) -> str:
     return "whole words" if evaluation.get("options", {}).get("whole_words") else ""
 
 
-def data_of(evaluation: Mapping[str, Any]) -> str:
-    """The name of the data that were evaluated on."""
-    return Path(str(evaluation.get("options", {}).get("data", ""))).name
+def labels(found: Sequence[tuple[RunFolder, Mapping[str, Any]]]) -> dict[int, str]:
+    """A name for each result, by its ``id``: the folder's, with the step where the folder has several; a model that is
+    not the folder's run is named itself."""
+    models = {id(result): result["model"] for _, result in found}
+    names = _named([(id(result), folder, result["model"]) for folder, result in found])
+    return _told_apart(names, models, {key: _identity(model) for key, model in models.items()})
 
 
-def labels(folders: Sequence[RunFolder], kinds: Sequence[str]) -> dict[int, str]:
-    """A name for each result of these kinds, by its ``id``: the folder's, with the step where the folder has several;
-    a model that is no run of its folder is named itself."""
-    found, models = {}, {}
-    for folder in folders:
-        results = [result for kind in kinds for result in folder.of(kind)]
-        steps = {result["model"].get("step") for result in results}
-        for result in results:
-            found[id(result)] = named(folder, result["model"], len(steps - {None}) > 1)
-            models[id(result)] = result["model"]
-    identities = {key: f"{model['run']}, step {model.get('step')}" if model.get("run") else str(model.get("folder"))
-                  for key, model in models.items()}  # fmt: skip
-    return _told_apart(found, models, identities)
+def _named(found: Sequence[tuple[int, RunFolder, Mapping[str, Any]]]) -> dict[int, str]:
+    """Names of models by their keys, with the step where one name stands for several steps."""
+    names = {key: owner(folder, model) for key, folder, model in found}
+    steps: dict[str, set[int]] = {}
+    for key, _, model in found:
+        steps.setdefault(names[key], set()).update({model["step"]} if model.get("step") is not None else ())
+    return {key: f"{names[key]}, step {model['step']:,}"
+            if model.get("step") is not None and len(steps[names[key]]) > 1 else names[key]
+            for key, _, model in found}  # fmt: skip
+
+
+def owner(folder: RunFolder, model: Mapping[str, Any]) -> str:
+    """The name of the run, or of the guest, whose model it is."""
+    own = called(model)
+    is_folder_s = is_own(folder, {"model": model}) or own in ("", folder.path.name)
+    return folder.name if is_folder_s else own
 
 
 def _told_apart(names: Mapping[int, str], models: Mapping[int, Mapping[str, Any]],
@@ -156,23 +188,11 @@ def _told_apart(names: Mapping[int, str], models: Mapping[int, Mapping[str, Any]
     return found
 
 
-def named(folder: RunFolder, model: Mapping[str, Any], says_step: bool) -> str:
-    """A model's name in tables."""
-    name, step = folder.name, model.get("step")
-    own = model.get("run") or Path(str(model.get("folder", ""))).name
-    if own and own != folder.path.name:
-        name = own
-    return f"{name}, step {step:,}" if says_step and step is not None else name
-
-
 def _models(found: Sequence[Entry]) -> dict[str, list[Entry]]:
     """Entries by the name of their model, checkpoints in the order of their steps."""
-    steps: dict[str, set[int | None]] = {}
-    for entry in found:
-        steps.setdefault(entry.folder.name, set()).add(entry.step)
     grouped: dict[str, list[Entry]] = {}
     models = {id(entry): entry.model for entry in found}
-    names = {id(entry): named(entry.folder, entry.model, len(steps[entry.folder.name] - {None}) > 1) for entry in found}
+    names = _named([(id(entry), entry.folder, entry.model) for entry in found])
     names = _told_apart(names, models, {key: model["weights"] for key, model in models.items()})
     for entry in sorted(found, key=lambda entry: (entry.step or 0, _place(entry.task))):
         grouped.setdefault(names[id(entry)], []).append(entry)
@@ -184,9 +204,9 @@ def _place(task: str) -> int:
     return [*GLUE, SQUAD.name, task].index(task)
 
 
-def glue_table(folders: Sequence[RunFolder]) -> Table | None:
+def glue_table(every: Sequence[Entry]) -> Table | None:
     """Table 1 of MAE-LM with our models in it, and the paper's own base rows below; None without GLUE and SQuAD."""
-    models = _models([entry for entry in entries(folders) if entry.task in (*GLUE, SQUAD.name) and entry.is_finetuned])
+    models = _models([entry for entry in every if entry.task in (*GLUE, SQUAD.name) and entry.is_finetuned])
     tasks = {entry.task for found in models.values() for entry in found}
     if not tasks:
         return None
@@ -243,10 +263,8 @@ def _spread(entry: Entry) -> str:
 def _note(models: Mapping[str, Sequence[Entry]]) -> str:
     found = [entry for ours in models.values() for entry in ours]
     parts = [READ_SO]
-    subsets = {f"{entry.title} {split} {of}" for entry in found for split, of in entry.subset.items()}
-    if subsets:
-        parts.append(f"{SUBSET} The data are a subset, so these numbers are not comparable with published ones: "
-                     + "; ".join(sorted(subsets)) + ".")  # fmt: skip
+    if part := subsets(f"{entry.title} {split} {of}" for entry in found for split, of in entry.subset.items()):
+        parts.append(part)
     failed = [
         f"{name} on {entry.title} ({entry.summary['degenerate']} of {len(entry.summary['seeds'])} seeds)"
         for name, ours in models.items()
@@ -259,12 +277,12 @@ def _note(models: Mapping[str, Sequence[Entry]]) -> str:
     return " ".join(parts)
 
 
-def tasks_table(folders: Sequence[RunFolder]) -> Table | None:
+def tasks_table(every: Sequence[Entry]) -> Table | None:
     """Each model and task: every seed at the best setting, which that is, and what a majority class would score."""
     columns = ("model", "task", "metric", "median", "lowest", "highest", "seeds", "majority class", "degenerate",
                "best setting", "settings tried", "fine-tunings", "subset")  # fmt: skip
     rows: list[tuple[Value, ...]] = []
-    for name, found in _models([entry for entry in entries(folders) if entry.is_finetuned]).items():
+    for name, found in _models([entry for entry in every if entry.is_finetuned]).items():
         for entry, one in ((entry, entry.summary) for entry in found if entry.summary):
             subset = ", ".join(f"{split} {of}" for split, of in entry.subset.items())
             scale, first = 1 if entry.task == SQUAD.name else 100, next(iter(one["scores"]))

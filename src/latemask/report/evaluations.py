@@ -7,10 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from latemask.downstream.tasks import GLUE
-from latemask.report.downstream import DEGENERATE, SUBSET, data_of, how, labels
+from latemask.report.comparable import DEGENERATE, SUBSET, data_of, of_masked_loss, subsets, why_not
+from latemask.report.downstream import how, labels, owner, task_title
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Table, Value, crossed
+
+
+def _of_suite(folders: Sequence[RunFolder], suite: str) -> list[tuple[RunFolder, dict[str, Any]]]:
+    return [(folder, one) for folder in folders for one in folder.of("evaluation") if one["suite"] == suite]
 
 
 def _mark(evaluation: Mapping[str, Any]) -> str:
@@ -19,14 +23,14 @@ def _mark(evaluation: Mapping[str, Any]) -> str:
 
 def _subsets(evaluations: Iterable[Mapping[str, Any]]) -> str:
     """What † stands for, of these evaluations; "" where none has it."""
-    parts = {f"{name} {of}" for one in evaluations for name, of in one.get("subset", {}).items()}
-    return f" {SUBSET} A subset, not comparable with published numbers: {'; '.join(sorted(parts))}." if parts else ""
+    said = subsets(f"{name} {of}" for one in evaluations for name, of in one.get("subset", {}).items())
+    return f" {said}" if said else ""
 
 
 def pairs_table(folders: Sequence[RunFolder]) -> Table | None:
     """Minimal pairs: accuracy by field and overall."""
-    names = labels(folders, ("evaluation",))
-    ones = [one for folder in folders for one in folder.of("evaluation") if one["suite"] == "blimp"]
+    given = _of_suite(folders, "blimp")
+    names, ones = labels(given), [one for _, one in given]
     tells_data = len({data_of(one) for one in ones}) > 1
     found = [(", ".join(word for word in (names[id(one)], tells_data and data_of(one), how(one)) if word) + _mark(one),
               one) for one in ones]  # fmt: skip
@@ -49,35 +53,36 @@ def pairs_table(folders: Sequence[RunFolder]) -> Table | None:
 
 def masked_loss_table(folders: Sequence[RunFolder]) -> Table | None:
     """Loss of masked tokens on held-out text, of any masked model."""
-    names = labels(folders, ("evaluation",))
-    found = [(names[id(one)], one) for folder in folders for one in folder.of("evaluation")
-             if one["suite"] == "masked-loss"]  # fmt: skip
+    given = _of_suite(folders, "masked-loss")
+    names = labels(given)
+    found = [(names[id(one)], one) for _, one in given]
     columns = ("model", "data", "nats per masked token", "nats per character", "masked", "masked tokens",
                "tokens in a row", "tokenizer")  # fmt: skip
     rows = tuple((name, data_of(one), one["loss"], one["loss_per_character"], f"{100 * one['rate']:.4g}%",
                   one["masked_tokens"], one["row_tokens"], one.get("tokenizer")) for name, one in found)  # fmt: skip
     note = "The same rows and masks for models of one tokenizer; between tokenizers only losses per character compare."
-    if len({(data_of(one), one["rate"], one["row_tokens"]) for _, one in found}) > 1:
-        note += " Data, rates or row lengths differ here: those losses do not compare."
+    facts = [{"rate": f"{100 * one['rate']:.4g}% masked", **of_masked_loss(one)} for _, one in found]
+    note = f"{note} {why_not(facts, 'losses for which one of these differs do not compare')}".rstrip()
     return Table("Masked loss", columns, rows, note) if found else None
 
 
 def similarity_table(folders: Sequence[RunFolder]) -> Table | None:
     """Cosines of mean-pooled vectors against scores, without fine-tuning."""
-    names = labels(folders, ("evaluation",))
+    given = _of_suite(folders, "similarity")
+    names = labels(given)
     rows = tuple((names[id(one)] + _mark(one), data_of(one),
                   *(f"{100 * one['scores']['dev'][metric]:.1f}" for metric in ("spearman", "pearson")))
-                 for folder in folders for one in folder.of("evaluation") if one["suite"] == "similarity")  # fmt: skip
+                 for _, one in given)  # fmt: skip
     note = "Correlation (times 100) of cosines of mean-pooled vectors with people's scores; nothing was fine-tuned."
-    note += _subsets(one for folder in folders for one in folder.of("evaluation") if one["suite"] == "similarity")
+    note += _subsets(one for _, one in given)
     return Table("Similarity", ("model", "data", "Spearman", "Pearson"), rows, note) if rows else None
 
 
 def finetuned_table(folders: Sequence[RunFolder]) -> Table | None:
     """Saved fine-tuned models on development files, one row a file."""
-    found = [(folder, one) for folder in folders for one in folder.of("evaluation") if one["suite"] == "finetuned"]
+    found = _of_suite(folders, "finetuned")
     rows = tuple(
-        (folder.name, Path(str(one["model"].get("folder", ""))).name, GLUE[task].title if task in GLUE else task,
+        (owner(folder, one["model"]), Path(str(one["model"].get("folder", ""))).name, task_title(task),
          data_of(one), split, ", ".join(f"{metric} {100 * score:.1f}" for metric, score in scores.items()) + _mark(one)
          + f" {DEGENERATE}" * one["is_constant"])
         for folder, one in found for task in [one["task"]] for split, scores in one["scores"].items()

@@ -2,7 +2,8 @@
 
 A folder without a journal counts too, where it holds results of another model (``runs/NAME/downstream``); so does the
 JSON file of one study. A folder of run folders stands for all of them; ``sweep.json`` in it says which fields its runs
-vary. What is damaged is left out and told, a file or a journal's line: the rest is read all the same.
+vary. What is damaged is left out and told, a file or a journal's line: the rest is read all the same. A copy of a run
+folder is the same run: one run with the results of both.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class RunFolder:
     """The fields that the sweep which this run is part of varies."""
     left_out: tuple[Refusal, ...] = ()
     """What is wrong with each of its files, or lines of its journal, that cannot be read."""
+    copies: tuple[str, ...] = ()
+    """Names of the other folders that hold the same run."""
     number: int = 0
     """Its place on the page: what figures choose its colour and marker by."""
     line: int = 0
@@ -72,6 +75,11 @@ class RunFolder:
     def fields(self) -> dict[str, Any]:
         """Every field of the run by its dotted name; empty without a journal."""
         return dotted(self.start.get("run", {}))
+
+    @cached_property
+    def saved_at(self) -> dict[int | None, float | None]:
+        """Seconds of training when each step was saved, as far as the journal says."""
+        return {line["step"]: line.get("seconds") for line in self.lines if line["kind"] == "save"}
 
     @property
     def training(self) -> list[dict[str, Any]]:
@@ -160,7 +168,7 @@ def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
     ends = [path.stem if path.is_file() else path.name if is_one_folder else _of_sweep(path) for path in paths]
     names = [readable(end if ends.count(end) == 1 else _near(path)) for path, end in zip(paths, ends, strict=True)]
     found = [_read(path, name) for path, name in zip(paths, names, strict=True)]
-    folders = [folder for folder in found if folder.has_something or folder.left_out]
+    folders = once([folder for folder in found if folder.has_something or folder.left_out])
     left_out = left_out_of(found)
     nothing = [_nothing(folder.path) for folder in found if not (folder.has_something or folder.left_out)]
     if not any(folder.has_something for folder in folders):
@@ -168,11 +176,42 @@ def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
         raise left_out[0]
     for problem in [*left_out, *(one for one in nothing if not _is_empty(Path(one.where)))]:
         console.warn(f"left out: {problem}")
+    for folder in folders:
+        for copy in folder.copies:
+            console.warn(f"counted once: {copy} is a copy of {folder.name}")
     # Where there are more than looks, those of which most is drawn come first.
     order = sorted(range(len(folders)), key=lambda place: -len({one["kind"] for one in folders[place].results}))
     numbers = order if len(folders) > MOST_RUNS else range(len(folders))
     of = {place: number for number, place in enumerate(numbers)}
     return [dataclasses.replace(folder, number=of[place]) for place, folder in enumerate(folders)]
+
+
+def once(folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """Copies of a run, whose journals say the same as far as both go, as one run: the one with the longest journal, at
+    the place of the first, with the results of all."""
+    groups: list[list[RunFolder]] = []
+    for folder in folders:
+        group = next((group for group in groups if folder.lines and _is_same_run(folder, group[0])), None)
+        if group is None:
+            groups.append([folder])
+        else:
+            group.insert(0 if len(folder.lines) > len(group[0].lines) else len(group), folder)
+    return [_as_one(group) for group in groups]
+
+
+def _is_same_run(one: RunFolder, other: RunFolder) -> bool:
+    return bool(other.lines) and all(mine == its for mine, its in zip(one.lines, other.lines, strict=False))
+
+
+def _as_one(group: Sequence[RunFolder]) -> RunFolder:
+    first, *copies = group
+    if not copies:
+        return first
+    results = list(first.results)
+    for copy in copies:
+        results += [result for result in copy.results if result not in results]
+    left_out = tuple(problem for folder in group for problem in folder.left_out)
+    return dataclasses.replace(first, results=results, left_out=left_out, copies=tuple(copy.name for copy in copies))
 
 
 def left_out_of(folders: Sequence[RunFolder]) -> list[Refusal]:

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from latemask.downstream.tasks import GLUE, SQUAD
 from latemask.report import plots
-from latemask.report.curves import ROWS_NOTE
-from latemask.report.downstream import AVERAGE, DEGENERATE, SUBSET, Entry, averages, data_of, entries
+from latemask.report.comparable import (
+    DEGENERATE,
+    ROWS_NOTE,
+    SUBSET,
+    Facts,
+    data_of,
+    differing,
+    marks,
+    of_masked_loss,
+    of_validation,
+    other_cards,
+    told_apart,
+)
+from latemask.report.downstream import AVERAGE, Entry, averages
 from latemask.report.folders import RunFolder
+from latemask.report.owners import is_own
 from latemask.training.journal import PER_MASKED, PER_TOKEN
 
 LOSS, LOSS_OF_ROWS = "validation loss", "validation loss per token of the row"
-LOSSES = {LOSS: f"{LOSS}, {PER_MASKED}", LOSS_OF_ROWS: f"{LOSS}, {PER_TOKEN}"}
-"""Two measures that do not compare, and what an axis says of each; the second is that of decoders that rewrite rows."""
+"""Two measures that do not compare; the second is that of decoders that rewrite rows."""
 
 
 class Measure(NamedTuple):
@@ -28,52 +41,95 @@ class Measure(NamedTuple):
     """Whether it is one of the tasks whose average there is too."""
     is_neutral: bool = False
     """Whether more is neither better nor worse."""
+    facts: Facts = {}  # noqa: RUF012
+    """What it was measured on, beside what its name says."""
 
     @property
     def text(self) -> str:
         return f"{self.value:.4f}" if self.is_loss else f"{self.value:.1f} {self.mark}".rstrip()
 
 
-def measures(run: RunFolder) -> dict[str, Measure]:
-    """Loss, GLUE's average and tasks, SQuAD, minimal pairs, masked losses. Downstream: of the newest checkpoint that
-    has the score."""
-    found: dict[str, Measure] = {}
+Named = tuple[str, Measure]
+Curves = dict[str, list[plots.Point]]
+
+
+def shown_mean(ones: Sequence[Measure], sign: str = "") -> str | None:
+    """The mean of a measure over runs, ± their deviation, with its marks and a ``sign``; None of none."""
+    if not ones:
+        return None
+    values, digits = [one.value for one in ones], 3 if ones[0].is_loss else 1
+    spread = f"± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    marked = "".join(dict.fromkeys(one.mark for one in ones if one.mark))
+    return " ".join(filter(None, (f"{mean_of(ones):.{digits}f}", spread, marked, sign)))
+
+
+def mean_of(ones: Sequence[Measure]) -> float:
+    return statistics.fmean(one.value for one in ones)
+
+
+def is_validation(name: str) -> bool:
+    """Whether a measure of this name is the loss of a validation, which depends on where the run stands."""
+    return name.startswith(LOSS)
+
+
+def plain(name: str) -> str:
+    """A validation's loss by its name alone; other names as they are."""
+    return next((loss for loss in (LOSS_OF_ROWS, LOSS) if name.startswith(loss)), name)
+
+
+def axis(name: str) -> str:
+    """What an axis says of a measure."""
+    unit = PER_TOKEN if name.startswith(LOSS_OF_ROWS) else PER_MASKED
+    return f"{name}, {unit}" if is_validation(name) else name
+
+
+def measures(run: RunFolder, entries: Sequence[Entry]) -> list[Named]:
+    """Loss, GLUE's average and tasks, SQuAD, minimal pairs, masked losses: what is the run's own of its ``entries`` and
+    evaluations. Downstream: of the newest checkpoint that has the score."""
+    found: list[Named] = []
     if run.validation:
-        found[_loss(run)] = Measure(run.validation["loss"], is_loss=True)
+        found.append((_loss(run), Measure(run.validation["loss"], is_loss=True, facts=of_validation(run))))
+    losses = {}
     for one in sorted(run.of("evaluation"), key=lambda one: one["model"].get("step") or 0):
-        if one["suite"] == "masked-loss" and _is_its_own(run, one["model"]):
-            found[f"masked loss, {data_of(one)}, {100 * one['rate']:.4g}%"] = Measure(one["loss"], is_loss=True)
-    newest: dict[str, Entry] = {}
-    for entry in sorted(_scored(run), key=lambda entry: entry.step or 0):
-        newest[entry.task] = entry
+        if one["suite"] == "masked-loss" and is_own(run, one):
+            name, facts = f"masked loss, {data_of(one)}, {100 * one['rate']:.4g}%", of_masked_loss(one)
+            losses[name, *facts.values()] = (name, Measure(one["loss"], is_loss=True, facts=facts))
+    found += losses.values()
+    newest = {entry.task: entry for entry in sorted(_scored(entries), key=lambda entry: entry.step or 0)}
     for task in sorted(newest, key=[AVERAGE, *GLUE, SQUAD.name, *newest].index):
-        found |= _named(newest[task], AVERAGE in newest)
+        found += _named(newest[task], AVERAGE in newest)
     return found
 
 
-def curves(run: RunFolder) -> dict[str, list[plots.Point]]:
+def curves(run: RunFolder, entries: Sequence[Entry]) -> Curves:
     """(seconds of pretraining, value) of what was measured at several times."""
-    found: dict[str, list[plots.Point]] = {}
+    found: Curves = {}
     if run.validation and plots.kind_of_loss(run.lines) == "validation":
         found[_loss(run)] = plots.loss_points(run.lines, "seconds")
-    for entry in sorted(_scored(run), key=lambda entry: entry.step or 0):
+    for entry in sorted(_scored(entries), key=lambda entry: entry.step or 0):
         if entry.seconds is not None:
-            for name, measure in _named(entry, False).items():
+            for name, measure in _named(entry, False):
                 found.setdefault(name, []).append((entry.seconds, measure.value))
     return {name: points for name, points in found.items() if len({seconds for seconds, _ in points}) > 1}
 
 
+def named_apart(found: Mapping[str, Sequence[Named]]) -> dict[str, list[Named]]:
+    """The measures of each run by names under which all compare: where one name stands for measures of different facts,
+    each says its own."""
+    facts: dict[str, list[Facts]] = {}
+    for name, measure in itertools.chain(*found.values()):
+        facts.setdefault(name, []).append(measure.facts)
+    differ = {name: differing(each) for name, each in facts.items()}
+    return {run: [(told_apart(name, measure.facts, differ[name]), measure) for name, measure in measured]
+            for run, measured in found.items()}  # fmt: skip
+
+
 def cautions(runs: Sequence[RunFolder], names: Sequence[str], cells: str) -> str:
     """What a reader of measures of these ``names`` must know: other cards, and the marks that stand in ``cells``."""
-    said = []
-    if len(cards := sorted({str(run.cards) for run in runs})) > 1:
-        said.append(f"On different cards, so seconds do not compare: {', '.join(cards)}.")
-    if LOSS in names and LOSS_OF_ROWS in names:
+    said = other_cards(runs)
+    if LOSS_OF_ROWS in names and any(is_validation(name) and not name.startswith(LOSS_OF_ROWS) for name in names):
         said.append(ROWS_NOTE)
-    if any(SUBSET in name for name in names):
-        said.append(f"{SUBSET} On subsets of the data: not to be set beside published numbers.")
-    if DEGENERATE in cells:
-        said.append(f"{DEGENERATE} Some of these fine-tunings failed: see the tables.")
+    said += marks(" ".join([*names, cells]))
     return "".join(f" {sentence}" for sentence in said)
 
 
@@ -81,24 +137,20 @@ def _loss(run: RunFolder) -> str:
     return LOSS_OF_ROWS if run.rewrites else LOSS
 
 
-def _scored(run: RunFolder) -> list[Entry]:
-    found = [entry for entry in entries([run]) if _is_its_own(run, entry.model)]
+def _scored(entries: Sequence[Entry]) -> list[Entry]:
+    found = [entry for entry in entries if entry.is_own]
     return [*found, *averages(found)]
 
 
-def _is_its_own(run: RunFolder, model: Mapping[str, Any]) -> bool:
-    """Whether a model is the run's: one of no run that lies elsewhere is a guest in its folder of results."""
-    return bool(model.get("run")) or run.path.name in Path(str(model.get("folder", ""))).parts
-
-
-def _named(entry: Entry, has_average: bool) -> dict[str, Measure]:
-    mark = DEGENERATE if DEGENERATE in entry.marks else ""
+def _named(entry: Entry, has_average: bool) -> list[Named]:
+    mark, facts = DEGENERATE if DEGENERATE in entry.marks else "", {"data": entry.data}
     if entry.task == SQUAD.name and entry.summary is not None:
         scores = next(iter(entry.summary["scores"].values()))
-        return {_marked(f"SQuAD 2.0 {name}", entry.marks): Measure(scores[key], mark)
-                for name, key in (("EM", "exact"), ("F1", "f1"))}  # fmt: skip
+        return [(_marked(f"SQuAD 2.0 {name}", entry.marks), Measure(scores[key], mark, facts=facts))
+                for name, key in (("EM", "exact"), ("F1", "f1"))]  # fmt: skip
     title = entry.title.replace("-(m/mm)", "-m")  # of MNLI's two sets the matched one is its score
-    return {_marked(title, entry.marks): Measure(entry.shown, mark, is_part=has_average and entry.task in GLUE)}
+    measure = Measure(entry.shown, mark, is_part=has_average and entry.task in GLUE, facts=facts)
+    return [(_marked(title, entry.marks), measure)]
 
 
 def _marked(name: str, marks: Collection[str]) -> str:

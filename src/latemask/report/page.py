@@ -102,13 +102,16 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
         theory,
         time_to_quality,
         trend,
+        tuning,
     )
+    from latemask.report.material import Material
 
-    folders = systems.alike(folders)
+    material = Material.of(folders)
+    folders, journals = material.folders, material.runs
     if left_out := left_out_of(folders):
         rows = tuple((problem.where, problem.found, problem.wanted) for problem in left_out)
         yield Table("Left out", ("file", "found", "wanted"), rows, "Damaged: nothing of these is on this page.")
-    journals = [folder for folder in folders if folder.lines]
+    yield from filter(None, [systems.repeats_table(material.systems, folders)])
     tables: list[Table | None] = []
     if journals:
         yield runs.runs_table(journals)
@@ -120,21 +123,22 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
     found = trend.sweeps(journals)
     for fields, members in found:
         where = f" in {members[0].path.parent.name}" if len(found) > 1 else ""
-        yield trend.trend_table(fields, members, where)
-        yield from trend.trend_drawings(fields, members, where)
-    yield from seeds.seeds_tables(folders)
-    yield from filter(None, [front.cost_table(folders)])
-    yield from front.front_drawings(folders)
-    yield from filter(None, [time_to_quality.time_table(folders)])
-    yield from filter(None, [downstream.glue_table(folders)])
-    yield from curves.checkpoint_drawings(folders)
-    yield from filter(None, [downstream.tasks_table(folders), evaluations.finetuned_table(folders),
+        yield trend.trend_table(material, fields, members, where)
+        yield from trend.trend_drawings(material, fields, members, where)
+    yield from tuning.tuning_tables(material, [run.name for _, members in found for run in members])
+    yield from seeds.seeds_tables(material)
+    yield from filter(None, [front.cost_table(material)])
+    yield from front.front_drawings(material)
+    yield from filter(None, [time_to_quality.time_table(material)])
+    yield from filter(None, [downstream.glue_table(material.entries)])
+    yield from curves.checkpoint_drawings(material.entries)
+    yield from filter(None, [downstream.tasks_table(material.entries), evaluations.finetuned_table(folders),
                              evaluations.pairs_table(folders), evaluations.masked_loss_table(folders),
                              evaluations.similarity_table(folders)])  # fmt: skip
-    yield from filter(None, [rank.rank_table(folders), rank.masked_table(folders)])
-    yield from rank_by_layer.rank_drawings(folders)
-    yield from rank_by_layer.layer_tables(folders)
-    yield from theory.theory_parts(folders)
+    yield from filter(None, [rank.rank_table(material.ranks), rank.masked_table(material.ranks)])
+    yield from rank_by_layer.rank_drawings(material.ranks_over_seeds)
+    yield from rank_by_layer.layer_tables(material.ranks_over_seeds)
+    yield from theory.theory_parts(material.theories)
     yield from filter(None, [costs.costs_table(journals)])
 
 

@@ -6,9 +6,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from latemask.report.downstream import task_title
 from latemask.report.folders import RunFolder
+from latemask.report.measures import Measure, Named
 from latemask.report.published import TABLE_3
-from latemask.report.studies import PRETRAINED, STARRED, full_name, in_order, studies, task_title
+from latemask.report.studies import PRETRAINED, STARRED, full_name, in_order
 from latemask.report.tables import Table, Value
 
 MASKED_SETS = {"masked_input": "all tokens", "masked_input_real": "its real tokens", "masks": "[MASK]"}
@@ -18,9 +20,8 @@ def _last(study: Mapping[str, Any], key: str) -> dict[str, Any] | None:
     return study["layers"][-1][key]
 
 
-def rank_table(folders: Sequence[RunFolder]) -> Table | None:
+def rank_table(found: Sequence[dict[str, Any]]) -> Table | None:
     """Table 3: effective rank of the last layer's real tokens on clean text, pretrained and fine-tuned."""
-    found = studies(folders, "rank")
     if not found:
         return None
     on = {study["on"] for study in found} | {PRETRAINED}
@@ -51,9 +52,9 @@ def rank_table(folders: Sequence[RunFolder]) -> Table | None:
     return Table("Effective rank of the last layer", columns, tuple(cells), note)
 
 
-def masked_table(folders: Sequence[RunFolder]) -> Table | None:
+def masked_table(studied: Sequence[dict[str, Any]]) -> Table | None:
     """The last layer's sets of masked input, where an encoder sees [MASK]."""
-    found = [study for study in studies(folders, "rank") if any(_last(study, key) for key in MASKED_SETS)]
+    found = [study for study in studied if any(_last(study, key) for key in MASKED_SETS)]
     rows = [(full_name(study), f"{100 * study['rate']:.4g}%", *(_rank(_last(study, key)) for key in MASKED_SETS),
              f"{study['tau']:g}", study["specials"]) for study in found]  # fmt: skip
     note = "Uncentred (centred in brackets), of masked text: Figures 1(a) and 1(b) at their last layer."
@@ -67,11 +68,14 @@ def _rank(found: Mapping[str, Any] | None) -> str | None:
     return None if found is None else f"{found['rank']} ({found['centred']}){'*' * found['few_vectors']}"
 
 
-def last_ranks(run: RunFolder) -> dict[str, float]:
-    """Rank of the last layer's real tokens on clean text, by tau and task; not where it was studied in several ways."""
-    found: dict[str, list[float]] = {}
-    for study in studies([run], "rank"):
-        if (clean := _last(study, "clean_input")) is not None:
-            name = f"rank_{study['tau']:g} of the last layer, {task_title(study['on'])}"
-            found.setdefault(name.replace("_0.", "_."), []).append(clean["rank"])
-    return {name: ranks[0] for name, ranks in found.items() if len(ranks) == 1}
+def last_ranks(run: RunFolder, found: Sequence[Mapping[str, Any]]) -> list[Named]:
+    """Rank of the last layer's real tokens on clean text, by tau and task, of the run's own studies; not where it was
+    studied in several ways."""
+    named: dict[str, list[Named]] = {}
+    for study in found:
+        if (clean := _last(study, "clean_input")) is not None and study["whose"] == run.name:
+            name = f"rank_{study['tau']:g} of the last layer, {task_title(study['on'])}".replace("_0.", "_.")
+            facts = {"specials": f"special tokens {study['specials']}"}
+            facts |= {"data": f"on {Path(str(study['data'])).name}"} if study.get("data") else {}
+            named.setdefault(name, []).append((name, Measure(clean["rank"], is_neutral=True, facts=facts)))
+    return [ranks[0] for ranks in named.values() if len(ranks) == 1]

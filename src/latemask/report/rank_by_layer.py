@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from latemask.report import plots
-from latemask.report.folders import RunFolder
+from latemask.report.downstream import task_title
 from latemask.report.studies import (
     FEW,
     ORDER,
@@ -21,10 +21,7 @@ from latemask.report.studies import (
     in_order,
     looking,
     masked_so,
-    over_seeds,
     rates_of,
-    studies,
-    task_title,
 )
 from latemask.report.tables import Drawing, Table, crossed
 
@@ -37,9 +34,10 @@ NOTES = {
 BAND = " Medians over pretraining seeds; the band is from the lowest to the highest."
 
 
-def rank_drawings(folders: Sequence[RunFolder]) -> list[Drawing]:
-    """The sets of a single model in one figure, or a figure a set with a line a system."""
-    groups = by_tau(over_seeds(studies(folders, "rank"), folders))
+def rank_drawings(found: Sequence[dict[str, Any]]) -> list[Drawing]:
+    """The sets of a single model in one figure, or a figure a set with a line a system, of studies with the seeds of a
+    system as one (``over_seeds``)."""
+    groups = by_tau(found)
     drawings: list[Drawing] = []
     for tau, group in groups.items():
         end = f"-{tau:g}" if len(groups) > 1 else ""
@@ -88,9 +86,9 @@ def _hollow(found: Sequence[Mapping[str, Any]], sets: Iterable[str]) -> str:
     return f" Hollow: {FEW}." if few else ""
 
 
-def layer_tables(folders: Sequence[RunFolder]) -> Iterator[Table]:
+def layer_tables(studied: Sequence[dict[str, Any]]) -> Iterator[Table]:
     """The numbers behind the figures: a table a set, with a column for each system and task."""
-    groups = by_tau(over_seeds(studies(folders, "rank"), folders))
+    groups = by_tau(studied)
     for (tau, group), (key, title) in ((group, one) for group in groups.items() for one in SETS.items()):
         found = [study for study in group if any(layer[key] for layer in study["layers"])]
         found.sort(key=lambda study: [*ORDER, study["on"]].index(study["on"]))

@@ -5,18 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
+from latemask.report.comparable import units, why_losses_do_not
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Table, Value, crossed
-from latemask.training.journal import PER_MASKED, PER_TOKEN
-
-NOT_ALIKE = "Validated at different masking rates, row lengths or vocabularies: these losses do not compare."
-
-
-def losses_compare(runs: Sequence[RunFolder]) -> bool:
-    """Whether all that were validated were so at one masking rate, on rows of one length, in ids of one vocabulary."""
-    asked = {(run.validation.get("rate"), *(run.fields.get(f"shape.{name}") for name in ("row_tokens", "vocabulary")))
-             for run in runs if run.validation}  # fmt: skip
-    return len(asked) < 2
 
 
 def runs_table(runs: Sequence[RunFolder]) -> Table:
@@ -24,8 +15,8 @@ def runs_table(runs: Sequence[RunFolder]) -> Table:
     columns = ("run", "recipe", "masked", "steps", "million tokens", "seconds", "validation loss", "at step",
                "at rate", "tokens/s", "MFU", "card")  # fmt: skip
     note = f"Loss: {units(runs)} on held-out text. Speed and MFU: medians over the journal's lines."
-    if not losses_compare(runs):
-        note += f" {NOT_ALIKE}"
+    if why := why_losses_do_not(runs):
+        note += f" {why}"
     rows = list(map(_row, runs))
     if any(run.rewrites for run in runs):
         columns = (*columns, "loss per")
@@ -42,7 +33,7 @@ def _row(run: RunFolder) -> tuple[Value, ...]:
     return (
         run.name, run.fields.get("recipe"), _share(run.fields.get("masking.rate")), reached["step"],
         reached["tokens"] / 1e6, float(reached["seconds"]), valid.get("loss"), valid.get("step"),
-        _share(valid.get("rate")), _median(run, "tokens_per_second"), _median(run, "mfu"), run.cards,
+        _share(valid.get("rate")), median(run, "tokens_per_second"), median(run, "mfu"), run.cards,
     )  # fmt: skip
 
 
@@ -50,18 +41,10 @@ def _share(value: float | None) -> str | None:
     return None if value is None else f"{100 * value:.4g}%"
 
 
-def _median(run: RunFolder, name: str) -> float | None:
+def median(run: RunFolder, name: str) -> float | None:
+    """Of a number over the journal's lines of training; None where none has it."""
     values = [line[name] for line in run.training if line.get(name) is not None]
     return float(statistics.median(values)) if values else None
-
-
-def units(runs: Sequence[RunFolder]) -> str:
-    """What the losses of these runs are counted in."""
-    if not any(run.rewrites for run in runs):
-        return PER_MASKED
-    if all(run.rewrites for run in runs):
-        return PER_TOKEN
-    return f"{PER_MASKED}; {PER_TOKEN} where the decoder rewrites whole rows, which does not compare with the others"
 
 
 def differing(runs: Sequence[RunFolder]) -> list[str]:
@@ -95,7 +78,7 @@ def sources_table(runs: Sequence[RunFolder]) -> Table | None:
     losses = [run.validation.get("by_source") or {} for run in runs]
     names = sorted({name for by_source in losses for name in by_source})
     unit = units(runs)
-    note = f"{unit[0].upper()}{unit[1:]}, at the last validation."
+    note = f"{unit[0].upper()}{unit[1:]}, at the last validation. {why_losses_do_not(runs)}".rstrip()
     return crossed("Validation by source", ("source", "run"), names, [run.name_by_loss for run in runs],
                    lambda row, column: losses[column].get(names[row]), note) if names else None  # fmt: skip
 

@@ -2,53 +2,56 @@
 
 Runs of one seed saw the same rows in the same order, so their difference is taken pair by pair. Seed noise is the
 spread of these differences: a difference is beyond it where the 95 % interval of their mean (Student's t, as many
-degrees of freedom as pairs less one) leaves out 0.
+degrees of freedom as pairs less one) leaves out 0. Where all differences are equal nothing is known of their spread.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from scipy.special import stdtrit
 
+from latemask.report.comparable import SUBSET, are_equal_tokens
 from latemask.report.folders import RunFolder
-from latemask.report.measures import LOSSES, Measure, cautions, curves, measures
+from latemask.report.material import Material
+from latemask.report.measures import LOSS, Measure, cautions, is_validation
 from latemask.report.plots import Point
-from latemask.report.rank import last_ranks
-from latemask.report.runs import losses_compare
-from latemask.report.systems import System, reference, systems
+from latemask.report.systems import System, reference
 from latemask.report.tables import Table, Value
 
 COVERAGE = 0.95
 WITHIN, BEYOND, UNKNOWN = "within seed noise", "beyond seed noise", "one seed: noise unknown"
+NO_SPREAD = "no verdict: equal differences"
+SAME = 1e-9
+"""Differences that are no further apart than this, beside their size, are equal."""
 SECONDS = "card-seconds of pretraining"
 EQUAL_SECONDS = "at equal seconds"
-SAME_TOKENS_SHARE = 0.01
-"""Runs whose tokens differ by no more than this share have seen equally many."""
 
 
 class Difference(NamedTuple):
-    """Of pairs: their mean difference and its interval, infinite for one pair."""
+    """Of pairs: their mean difference and its interval, infinite where their spread is not known: of one pair, or of
+    equal differences other than 0."""
 
     mean: float
     half_width: float
+    pairs: int
 
     @classmethod
     def of(cls, pairs: Sequence[float]) -> Difference:
         mean = statistics.fmean(pairs)
-        if len(pairs) < 2:
-            return cls(mean, math.inf)
+        if len(pairs) < 2 or (abs(mean) > 0 and max(pairs) - min(pairs) <= SAME * abs(mean)):
+            return cls(mean, math.inf, len(pairs))
         quantile = float(stdtrit(len(pairs) - 1, (1 + COVERAGE) / 2))
-        return cls(mean, quantile * statistics.stdev(pairs) / math.sqrt(len(pairs)))
+        return cls(mean, quantile * statistics.stdev(pairs) / math.sqrt(len(pairs)), len(pairs))
 
     def word(self, is_loss: bool, is_neutral: bool = False) -> str:
         """Better, worse (of what is neutral: higher, lower), or nothing that these seeds can tell."""
         if math.isinf(self.half_width):
-            return UNKNOWN
+            return UNKNOWN if self.pairs < 2 else NO_SPREAD
         if abs(self.mean) <= self.half_width:
             return WITHIN
         if is_neutral:
@@ -56,23 +59,22 @@ class Difference(NamedTuple):
         return f"{'better' if (self.mean < 0) == is_loss else 'worse'}, {BEYOND}"
 
 
-def seeds_tables(folders: Sequence[RunFolder]) -> list[Table]:
+def seeds_tables(material: Material) -> list[Table]:
     """For each system that shares two seeds or more with the reference: every measure of both, and their difference."""
-    found = systems(folders)
-    if len(found) < 2:
+    if len(material.systems) < 2:
         return []
-    base = reference(found)
-    others = [system for system in found if system is not base and len(_shared(base, system)) > 1]
-    return [_table(base, other) for other in others]
+    base = reference(material.systems)
+    others = [system for system in material.systems if system is not base and len(_shared(base, system)) > 1]
+    return [_table(material, base, other) for other in others]
 
 
 def _shared(one: System, other: System) -> list[str]:
     return [seed for seed in one.by_seed if seed in other.by_seed]
 
 
-def _table(base: System, other: System) -> Table:
+def _table(material: Material, base: System, other: System) -> Table:
     seeds = _shared(base, other)
-    pairs = {seed: _paired(base.by_seed[seed], other.by_seed[seed]) for seed in seeds}
+    pairs = {seed: _paired(material, base.by_seed[seed], other.by_seed[seed]) for seed in seeds}
     names = list(dict.fromkeys(name for found in pairs.values() for name in found))
     rows: list[tuple[Value, ...]] = []
     for name in sorted(names, key=lambda name: name == SECONDS):
@@ -87,7 +89,8 @@ def _table(base: System, other: System) -> Table:
         means = (_mean(side, digits) for side in (first, second))
         rows.append((name, *means, each, ", ".join(having), f"{difference.mean:+.{digits}f}{spread}", verdict))
     columns = ("measure", base.name, other.name, "difference by seed", "seeds", "mean difference ± 95 %", "verdict")
-    return Table(f"{other.name} against {base.name}, seed by seed", columns, tuple(rows), _note(base, other, rows))
+    return Table(f"{other.name} against {base.name}, seed by seed", columns, tuple(rows),
+                 _note(material, base, other, rows))  # fmt: skip
 
 
 def _mean(side: Sequence[Measure], digits: int) -> str:
@@ -95,13 +98,14 @@ def _mean(side: Sequence[Measure], digits: int) -> str:
     return f"{statistics.fmean(measure.value for measure in side):.{digits}f} {marks}".rstrip()
 
 
-def _paired(before: RunFolder, after: RunFolder) -> dict[str, tuple[Measure, Measure]]:
-    """By name what both runs have: at the end, and at the seconds of the quicker one where both have a curve. Losses
-    of runs that have not ended, or were not validated alike, are not compared."""
-    mine, its, curve, its_curve = measures(before), measures(after), curves(before), curves(after)
-    skipped = set() if _losses_compare(before, after) else set(LOSSES)
+def _paired(material: Material, before: RunFolder, after: RunFolder) -> dict[str, tuple[Measure, Measure]]:
+    """By name what both runs have: at the end, and at the seconds of the quicker one where both have a curve.
+    Validation losses of runs that have not ended are not compared."""
+    mine, its = material.measures[before.name], material.measures[after.name]
+    curve, its_curve = material.curves[before.name], material.curves[after.name]
+    have_ended = before.has_ended and after.has_ended
     found: dict[str, tuple[Measure, Measure]] = {}
-    for name in [name for name in mine if name in its and name not in skipped]:
+    for name in [name for name in mine if name in its and (have_ended or not is_validation(name))]:
         found[name] = (mine[name], its[name])
         if name in curve and name in its_curve:
             at = min(points[-1][0] for points in (curve[name], its_curve[name]))
@@ -110,31 +114,41 @@ def _paired(before: RunFolder, after: RunFolder) -> dict[str, tuple[Measure, Mea
                 mine[name]._replace(value=first),
                 its[name]._replace(value=second),
             )
+    ranks, its_ranks = material.last_ranks[before.name], material.last_ranks[after.name]
+    found |= {name: (ranks[name], its_ranks[name]) for name in ranks if name in its_ranks}
     first, second = (Measure(run.card_seconds, is_neutral=True) for run in (before, after))
-    ranks, its_ranks = last_ranks(before), last_ranks(after)
-    studied = {name: (Measure(ranks[name], is_neutral=True), Measure(its_ranks[name], is_neutral=True))
-               for name in ranks if name in its_ranks}  # fmt: skip
-    return found | studied | {SECONDS: (first, second)}
-
-
-def _losses_compare(before: RunFolder, after: RunFolder) -> bool:
-    return before.has_ended and after.has_ended and losses_compare([before, after])
+    return found | {SECONDS: (first, second)}
 
 
 def value_at(points: Sequence[Point], seconds: float) -> float:
     """The curve's value at ``seconds``, on the straight line between the points around it; its first or last value
     outside of them."""
-    for (x, y), (next_x, next_y) in itertools.pairwise(points):
-        if x <= seconds < next_x:
-            return y + (next_y - y) * (seconds - x) / (next_x - x)
-    return points[-1][1] if seconds >= points[-1][0] else points[0][1]
+    xs, ys = zip(*points, strict=True)
+    return float(np.interp(seconds, xs, ys))
 
 
-def _note(base: System, other: System, rows: Sequence[tuple[Value, ...]]) -> str:
+def _apart(material: Material, systems: Sequence[System]) -> list[str]:
+    """Measures of one kind that both of two systems have, but under names that do not compare."""
+    found: dict[str, None] = {}
+    for seed in _shared(*systems):
+        runs = [system.by_seed[seed].name for system in systems]
+        for known in (material.measures, material.last_ranks):
+            alone = [[name for name in known[run] if name not in known[other]] for run, other in (runs, runs[::-1])]
+            shared = set.intersection(*({_kind(name) for name in names} for names in alone))
+            found |= {f"{name} ({system.name})": None for system, names in zip(systems, alone, strict=True)
+                      for name in names if _kind(name) in shared}  # fmt: skip
+    return list(found)
+
+
+def _kind(name: str) -> str:
+    return LOSS if is_validation(name) else name.split(",")[0].removesuffix(f" {SUBSET}")
+
+
+def _note(material: Material, base: System, other: System, rows: Sequence[tuple[Value, ...]]) -> str:
     runs = [system.by_seed[seed] for seed in _shared(base, other) for system in (base, other)]
-    tokens = [run.reached["tokens"] for run in runs]
-    if max(tokens) - min(tokens) <= SAME_TOKENS_SHARE * max(tokens):
-        said = f"At equal tokens ({max(tokens) / 1e6:,.4g} million a run), and {EQUAL_SECONDS} where it says so."
+    if are_equal_tokens(runs):
+        tokens = max(run.reached["tokens"] for run in runs)
+        said = f"At equal tokens ({tokens / 1e6:,.4g} million a run), and {EQUAL_SECONDS} where it says so."
     else:
         each = ", ".join(f"{run.name} {run.reached['tokens'] / 1e6:,.4g} million" for run in runs)
         said = f"Not at equal tokens: {each}."
@@ -148,6 +162,10 @@ def _note(base: System, other: System, rows: Sequence[tuple[Value, ...]]) -> str
             f" {EQUAL_SECONDS.capitalize()}: both curves at the seconds that the quicker run took. The slower one's "
             "learning rate had not come down by then, which speaks against it."
         )
-    if not all(_losses_compare(base.by_seed[seed], other.by_seed[seed]) for seed in _shared(base, other)):
-        said += " Without the losses of pairs that have not ended, or were not validated alike."
+    if not all(run.has_ended for run in runs):
+        said += " Without the validation losses of pairs that have not ended."
+    if apart := _apart(material, (base, other)):
+        said += f" Not measured alike, so that they do not compare: {'; '.join(apart)}."
+    if any(row[-1] == NO_SPREAD for row in rows):
+        said += " Equal differences of all pairs have no spread: too few seeds to tell what is noise."
     return said + cautions(runs, [str(row[0]) for row in rows], " ".join(f"{row[1]} {row[2]}" for row in rows))

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from latemask.downstream.tasks import GLUE, SQUAD
+from latemask.report.downstream import task_title
 from latemask.report.folders import RunFolder
 from latemask.report.looks import Look
-from latemask.report.systems import systems
+from latemask.report.owners import FINETUNED, called, is_own, model_of
+from latemask.report.systems import System
 
-FINETUNED = re.compile(r"(?P<task>[A-Za-z0-9]+)-e\d+-lr.*\.model")
-"""Folder of a model that ``latemask finetune --save`` wrote."""
 PRETRAINED = "pretrained"
 ORDER = (PRETRAINED, *GLUE, SQUAD.name)
 SETS = {
@@ -42,7 +42,8 @@ def studies(folders: Sequence[RunFolder], kind: str) -> list[dict[str, Any]]:
     its ``look`` in figures.
 
     A name says in what the studies of one model after one task differ, and where models were studied at several masking
-    rates, at which. No two of one name and task remain. ``run`` is the name without all that.
+    rates, at which. No two of one name and task remain. ``whose`` is the name without all that: the run's, or a
+    guest's.
     """
     numbers = {folder.name: folder.number for folder in reversed(folders) if folder.lines}
     found: list[dict[str, Any]] = []
@@ -52,20 +53,32 @@ def studies(folders: Sequence[RunFolder], kind: str) -> list[dict[str, Any]]:
             model = Path(study["model"])
             tuned = FINETUNED.fullmatch(model.name)
             step = re.fullmatch(r"step-0*(\d+)", model.name)
-            name = folder.name if folder.path.is_dir() else (model.parent if step else model).name
+            name = _whose(study, folder, folders)
             number = numbers.setdefault(name, folder.number)
             on = tuned["task"] if tuned else PRETRAINED
-            if not any({**one, **study} == one for one in found):
-                called = f"{name}, step {int(step[1]):,}" if step else name
-                found.append({**study, "name": called, "run": name, "on": on, "number": number})
-        # Pretrained first, then what came of it.
-        found[start:] = sorted(found[start:], key=lambda study: study["on"] != PRETRAINED)
+            if not any({**one, **study} == one for one in found):  # what it says is there already
+                title = f"{name}, step {int(step[1]):,}" if step else name
+                found.append({**study, "name": title, "whose": name, "on": on, "number": number})
+        # The folder's own before guests', pretrained before what came of it.
+        order = [(study["whose"] != folder.name, study["on"] != PRETRAINED) for study in found[start:]]
+        found[start:] = [study for _, study in sorted(zip(order, found[start:], strict=True), key=lambda pair: pair[0])]
     names = [_told_apart(study, found) for study in found]
     keys = [(name, study["on"]) for name, study in zip(names, found, strict=True)]
     for place, study in enumerate(found):
         again = keys[:place].count(keys[place])
         study["name"] = f"{names[place]} ({again + 1})" if again else names[place]
     return looking(found)
+
+
+def _whose(study: Mapping[str, Any], folder: RunFolder, folders: Sequence[RunFolder]) -> str:
+    """The name of the run that it measured, first of all its ``folder``'s; else of the folder where that holds no run,
+    or of the model."""
+    if (owner := next((one for one in (folder, *folders) if is_own(one, study)), None)) is not None:
+        return owner.name
+    if folder.path.is_dir() and not folder.lines:
+        return folder.name
+    name = called(model_of(study))
+    return str(study["model"]) if name in {one.name for one in folders if one.lines} else name
 
 
 def looking(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -122,20 +135,14 @@ def full_name(study: Mapping[str, Any]) -> str:
     return study["name"] if study["on"] == PRETRAINED else f"{study['name']} on {task_title(study['on'])}"
 
 
-def task_title(task: str) -> str:
-    """A task as a column or a sentence names it."""
-    titles = {**{name: one.title for name, one in GLUE.items()}, SQUAD.name: SQUAD.title, PRETRAINED: "pretrained"}
-    return titles.get(task, task).removesuffix("-(m/mm)")
-
-
-def over_seeds(found: Sequence[dict[str, Any]], folders: Sequence[RunFolder]) -> list[dict[str, Any]]:
+def over_seeds(found: Sequence[dict[str, Any]], systems: Sequence[System]) -> list[dict[str, Any]]:
     """Studies of ranks with those of one system's seeds as one: at each layer the median, and ``lowest`` and
     ``highest``."""
-    system_of = {run.name: system.name for system in systems(folders) for run in system.runs if len(system.runs) > 1}
+    system_of = {run.name: system.name for system in systems for run in system.runs if len(system.runs) > 1}
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for study in found:
-        system = system_of.get(study["run"])
-        name = study["name"] if system is None else system + study["name"].removeprefix(study["run"])
+        system = system_of.get(study["whose"])
+        name = study["name"] if system is None else system + study["name"].removeprefix(study["whose"])
         key = (name, *(study[field] for field in ("on", "tau", "specials", "rate", "width")), len(study["layers"]))
         groups.setdefault(key, []).append(study)
     return [members[0] | {"name": key[0], "seeds": len(members), "layers": _medians(members)}

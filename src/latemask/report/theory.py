@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from latemask.report import plots
-from latemask.report.folders import RunFolder
-from latemask.report.studies import FEW, STARRED, by_tau, full_name, masked_so, studies
+from latemask.report.studies import FEW, STARRED, by_tau, full_name, masked_so
 from latemask.report.tables import Drawing, Table, Value
 
 
-def theory_parts(folders: Sequence[RunFolder]) -> list[Drawing | Table]:
+def theory_parts(studied: Sequence[dict[str, Any]]) -> list[Drawing | Table]:
     """Section 2.2 by layer and at the last layer, and appendix A's bounds."""
-    found = [{**study, "name": full_name(study)} for study in studies(folders, "theory")]
+    found = [{**study, "name": full_name(study)} for study in studied]
     if not found:
         return []
     parts: list[Drawing | Table] = []

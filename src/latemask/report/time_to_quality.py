@@ -6,29 +6,27 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
-from latemask.report.folders import RunFolder
-from latemask.report.measures import LOSSES, cautions, curves, measures
+from latemask.report.material import Material
+from latemask.report.measures import cautions
 from latemask.report.plots import Point
-from latemask.report.runs import NOT_ALIKE, losses_compare
-from latemask.report.systems import System, reference, seed_of, systems
+from latemask.report.systems import System, reference, seed_of
 from latemask.report.tables import Table, crossed
 
 
-def time_table(folders: Sequence[RunFolder]) -> Table | None:
+def time_table(material: Material) -> Table | None:
     """Seconds, and their share of the reference's, for each measure with a curve; None where nothing is to be
     compared."""
-    every = systems(folders)
-    known = {id(run): curves(run) for system in every for run in system.runs}
-    found = [system for system in every if any(known[id(run)] for run in system.runs)]
+    curves = material.curves
+    found = [system for system in material.systems if any(curves[run.name] for run in system.runs)]
     if len(found) < 2:
         return None
     base = reference(found)
     others = [run for system in found if system is not base for run in system.runs]
-    names = [name for name in dict.fromkeys(name for run in base.runs for name in known[id(run)])
-             if any(name in known[id(run)] for run in others)]  # fmt: skip
+    names = [name for name in dict.fromkeys(name for run in base.runs for name in curves[run.name])
+             if any(name in curves[run.name] for run in others)]  # fmt: skip
 
     def cell(row: int, column: int) -> str | None:
-        return _reached(names[row], found[column], base, known)
+        return _reached(material, names[row], found[column], base)
 
     note = (
         f"Seconds of pretraining until a system is as good as {base.name} at its end (of the same seed, where it has "
@@ -37,22 +35,20 @@ def time_table(folders: Sequence[RunFolder]) -> Table | None:
         "their length; a lucky checkpoint makes them look better, which the reference's own share tells."
     )
     runs = [run for system in found for run in system.runs]
-    if not losses_compare(runs) and any(name in LOSSES for name in names):
-        note += f" {NOT_ALIKE}"
-    worth = [measures(run) for run in runs]
+    worth = [material.measures[run.name] for run in runs]
+    note += material.apart(list(dict.fromkeys(name for run in runs for name in curves[run.name])))
     note += cautions(runs, names, " ".join(found[name].mark for found in worth for name in names if name in found))
     across = [system.name for system in found]
     return crossed("Time to quality", ("measure", "system"), names, across, cell, note) if names else None
 
 
-def _reached(name: str, system: System, base: System, known: dict[int, dict[str, list[Point]]]) -> str | None:
-    runs = [run for run in system.runs if name in known[id(run)]]
+def _reached(material: Material, name: str, system: System, base: System) -> str | None:
     times = []
-    for run in runs:
+    for run in system.runs:
         its = base.by_seed.get(seed_of(run), base.runs[0])
-        curve, target = known[id(run)][name], known[id(its)].get(name)
-        if target is not None:
-            seconds = time_to(curve, target[-1][1], name in LOSSES)
+        curve, target = (material.curves[one.name].get(name) for one in (run, its))
+        if curve is not None and target is not None:
+            seconds = time_to(curve, target[-1][1], material.measures[run.name][name].is_loss)
             times.append(None if seconds is None else (seconds, seconds / target[-1][0], seconds == curve[0][0]))
     done = [each for each in times if each is not None]
     if not done:

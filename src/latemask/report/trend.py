@@ -7,40 +7,46 @@ from collections.abc import Sequence
 from typing import Any
 
 from latemask.report import plots
-from latemask.report.downstream import DEGENERATE, SUBSET
+from latemask.report.comparable import marks, why_losses_do_not
 from latemask.report.folders import RunFolder
-from latemask.report.measures import LOSSES, Measure, measures
-from latemask.report.runs import NOT_ALIKE, differing, losses_compare, setting
-from latemask.report.systems import SEEDS
+from latemask.report.material import Material
+from latemask.report.measures import Measure, axis, is_validation, plain
+from latemask.report.runs import differing, setting
+from latemask.report.systems import SEEDS, WATCHING
 from latemask.report.tables import Drawing, Table, anchor
 
 
 def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFolder]]]:
     """Runs that are one sweep, with the fields they vary: by ``sweep.json``, or runs that differ in one field alone
-    (besides seeds)."""
+    (besides seeds and how they are watched)."""
     by_folder: dict[Any, list[RunFolder]] = {}
     for run in runs:
         if run.varied:
             by_folder.setdefault(run.path.parent, []).append(run)
     found = [(members[0].varied, members) for members in by_folder.values() if len(members) > 1]
     if not by_folder:
-        fields = [name for name in differing(runs) if name not in SEEDS]
+        fields = [name for name in differing(runs) if name not in (*SEEDS, *WATCHING)]
         if len(fields) == 1:
             found.append(((fields[0],), list(runs)))
     return found
 
 
-def _measured(run: RunFolder) -> dict[str, Measure]:
-    """Without the tasks whose average stands beside them."""
-    return {name: found for name, found in measures(run).items() if not found.is_part}
+def _measured(material: Material, run: RunFolder) -> dict[str, Measure]:
+    """Without the tasks whose average stands beside them; a validation's loss in one column, however it was
+    measured."""
+    return {plain(name): found for name, found in material.measures[run.name].items() if not found.is_part}
 
 
-def _comparable(run: RunFolder) -> dict[str, Measure]:
-    """The measures without the loss of a run that has not ended: it would be one of fewer steps."""
-    return {name: value for name, value in _measured(run).items() if run.has_ended or name not in LOSSES}
+def _comparable(material: Material, run: RunFolder) -> dict[str, Measure]:
+    """The measures under names that compare, without the loss of a run that has not ended: it would be one of fewer
+    steps."""
+    return {name: found for name, found in material.measures[run.name].items()
+            if not found.is_part and (run.has_ended or not is_validation(name))}  # fmt: skip
 
 
-def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder], where: str = "") -> list[Drawing]:
+def trend_drawings(
+    material: Material, fields: Sequence[str], runs: Sequence[RunFolder], where: str = ""
+) -> list[Drawing]:
     """A figure a measure against the first field; a line for each setting of the others. Seeds: their median.
     ``where``: what titles say beside other sweeps."""
     fields = [name for name in fields if name not in SEEDS]
@@ -53,7 +59,7 @@ def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder], where: str 
     categories = list(dict.fromkeys(texts))
     if len({repr(value) for value in values}) < 2:
         return []
-    measured = [_comparable(run) for run in runs]
+    measured = [_comparable(material, run) for run in runs]
     drawings = []
     for name in dict.fromkeys(name for found in measured for name in found):
         points: dict[str, dict[float, list[float]]] = {}
@@ -65,27 +71,24 @@ def trend_drawings(fields: Sequence[str], runs: Sequence[RunFolder], where: str 
         if len({x for at in points.values() for x in at}) < 2:
             continue
         medians = {series: [(x, statistics.median(ys)) for x, ys in at.items()] for series, at in points.items()}
-        is_loss = name in LOSSES
-        note = NOT_ALIKE if is_loss and not losses_compare(runs) else ""
-        if SUBSET in name:
-            note = f"{SUBSET} On subsets of the data: not to be set beside published numbers."
-        if is_loss and not all(run.has_ended for run in runs):
-            note = f"{note} Without the runs that have not ended.".strip()
-        if any(name in found and found[name].mark for found in measured):
-            note = f"{note} {DEGENERATE} Some of these fine-tunings failed: see the tables.".strip()
+        said = [material.apart([name]).strip()]
+        if is_validation(name) and not all(run.has_ended for run in runs):
+            said.append("Without the runs that have not ended.")
+        said += marks(" ".join([name, *(found[name].mark for found in measured if name in found)]))
         if any(len(ys) > 1 for at in points.values() for ys in at.values()):
-            note = f"{note} Medians over runs of the same settings.".strip()
+            said.append("Medians over runs of the same settings.")
         title = f"{name[0].upper()}{name[1:]} against {first}{where}"
-        drawn = plots.svg(plots.trend(medians, first, LOSSES.get(name, name), None if are_numbers else categories))
-        drawings.append(Drawing(f"trend-{anchor(first)}-{anchor(name)}", title, drawn, note))
+        drawn = plots.svg(plots.trend(medians, first, axis(name), None if are_numbers else categories))
+        drawings.append(Drawing(f"trend-{anchor(first)}-{anchor(name)}", title, drawn, " ".join(filter(None, said))))
     return drawings
 
 
-def trend_table(fields: Sequence[str], runs: Sequence[RunFolder], where: str = "") -> Table:
+def trend_table(material: Material, fields: Sequence[str], runs: Sequence[RunFolder], where: str = "") -> Table:
     """One row a run of a sweep: the fields that vary and every measure."""
-    measured = [_measured(run) for run in runs]
+    measured = [_measured(material, run) for run in runs]
     names = list(dict.fromkeys(name for found in measured for name in found))
     rows = tuple((*(setting(run, name) for name in fields), run.reached["step"],
                   *(found[name].text if name in found else None for name in names), run.ending)
                  for run, found in zip(runs, measured, strict=True))  # fmt: skip
-    return Table(f"Sweep over {' and '.join(fields)}{where}", (*fields, "steps", *names, "end"), rows)
+    note = why_losses_do_not(runs)
+    return Table(f"Sweep over {' and '.join(fields)}{where}", (*fields, "steps", *names, "end"), rows, note)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -93,6 +93,8 @@ class Sample:
 class Subject:
     """A model and its passes over a sample."""
 
+    origin: dict[str, Any]
+    """``Source.origin`` of the model."""
     recipe: str | None
     """The run's recipe; None for other models."""
     width: int
@@ -118,11 +120,12 @@ def open_subject(sample: Sample) -> Subject:
     if run is not None and (Path(sample.data) / SUMMARY).is_file():
         store = open_store(sample.data)
         if tokenizer.fingerprint == store.tokenizer_fingerprint:
-            return _of_run(source.pretrained().to(device), store, sample, device)
-    return _of_encoder(source.encoder(), tokenizer, run, sample, device)
+            return _of_run(source, store, sample, device)
+    return _of_encoder(source, tokenizer, run, sample, device)
 
 
-def _of_run(model: Pretrainer, store: TokenStore, sample: Sample, device: torch.device) -> Subject:
+def _of_run(source: Source, store: TokenStore, sample: Sample, device: torch.device) -> Subject:
+    model = source.pretrained().to(device)
     run = model.run
     masking = dataclasses.replace(run.masking, rate=sample.rate or run.masking.rate)
     row_tokens = run.shape.row_tokens
@@ -142,7 +145,8 @@ def _of_run(model: Pretrainer, store: TokenStore, sample: Sample, device: torch.
                     yield Pass(clean, None if without_masks else masked_layers(model, batch, counts_specials))
                 advance(batch.rows * row_tokens)
 
-    return Subject(run.recipe, run.shape.width, run.shape.depth, masking.rate, without_masks, passes)
+    shape = run.shape
+    return Subject(source.origin, run.recipe, shape.width, shape.depth, masking.rate, without_masks, passes)
 
 
 NOT_FED = "not fed [MASK], as --sees-masks no says"
@@ -229,9 +233,8 @@ def _is_ordinary(ids: Int[Tensor, "B n"], specials: Specials) -> Bool[Tensor, "B
     return ~torch.isin(ids, torch.tensor(specials.ids, device=ids.device))
 
 
-def _of_encoder(
-    encoder: Encoder | TransformersEncoder, tokenizer: Tokenizer, run: Run | None, sample: Sample, device: torch.device
-) -> Subject:
+def _of_encoder(source: Source, tokenizer: Tokenizer, run: Run | None, sample: Sample, device: torch.device) -> Subject:
+    encoder = source.encoder()
     row_tokens = min(sample.row_tokens, encoder.shape.row_tokens)
     rate = sample.rate or (0.15 if run is None else run.masking.rate)
     if isinstance(encoder, TransformersEncoder):
@@ -265,7 +268,8 @@ def _of_encoder(
             raise Refusal(sample.data, "no text", "text to feed to the encoder")
         warn_of_little(sample, read)
 
-    return Subject(run and run.recipe, encoder.shape.width, encoder.shape.depth, rate, without_masks, passes)
+    shape = encoder.shape
+    return Subject(source.origin, run and run.recipe, shape.width, shape.depth, rate, without_masks, passes)
 
 
 def in_place(

@@ -129,6 +129,7 @@ def described(sample: Sample, subject: Subject) -> dict[str, Any]:
     """What a study was made of, for its JSON."""
     return {
         "model": sample.model,
+        **subject.origin,
         "recipe": subject.recipe,
         "data": sample.data,
         "rate": subject.rate,

@@ -109,10 +109,15 @@ def _errors_are_the_tracker_s(name: str) -> Iterator[None]:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """Every whole line; a last line cut short by a kill is left out. Raises ``Refusal`` on any other bad line."""
+    return list(_whole(path).values())
+
+
+def _whole(path: Path) -> dict[int, dict[str, Any]]:
+    """Every whole line by its number in the file. Raises ``Refusal`` on any other but a last one cut short."""
     lines, bad, _ = _parsed(path)
     for number, text in bad.items():
         raise _not_whole(path, number, text)
-    return list(lines.values())
+    return lines
 
 
 def _not_whole(path: Path, number: int, text: bytes) -> Refusal:
@@ -170,11 +175,11 @@ NAMES = {WHOLE: "a whole number", NUMBER: "a number", MAYBE: "a number or null",
 def read_checked(path: Path) -> list[dict[str, Any]]:
     """The same, for readers of the numbers. Raises ``Refusal`` naming a line and the field of it that is missing or
     ill-typed."""
-    lines = read(path)
-    for number, line in enumerate(lines, 1):
+    lines = _whole(path)
+    for number, line in lines.items():
         if (problem := _problem(path, number, line)) is not None:
             raise problem
-    return lines
+    return list(lines.values())
 
 
 def salvaged(path: Path) -> tuple[list[dict[str, Any]], list[Refusal]]:

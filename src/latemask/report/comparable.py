@@ -1,0 +1,123 @@
+"""What does not compare, and why: said here of all numbers that stand side by side.
+
+What a number was measured on is a few named facts. Numbers under one name whose facts differ do not compare: where they
+would be compared each gets a name that says its facts, elsewhere a note says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from latemask.report.folders import RunFolder
+from latemask.training.journal import PER_MASKED, PER_TOKEN
+
+SAME_TOKENS_SHARE = 0.01
+"""Runs whose tokens differ by no more than this share have seen equally many."""
+SUBSET, DEGENERATE = "†", "‡"
+Facts = Mapping[str, str]
+"""What a number was measured on, each in words, by what they say; one that is not known is left out."""
+
+ROWS_NOTE = (
+    "Where the decoder rewrites whole rows the loss is a mean over all tokens of the row: it does not compare with the "
+    "others, over masked tokens."
+)
+
+
+def differing(each: Iterable[Facts]) -> dict[str, list[str]]:
+    """The facts that are not the same in all, with what they are; without those that follow from such as stand before
+    them, as a text's word frequencies do from how long its rows are."""
+    every = list(each)
+    found: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for facts in every for name in facts):
+        having = [facts for facts in every if name in facts]
+        alike: dict[tuple[str | None, ...], set[str]] = {}
+        for facts in having:
+            alike.setdefault(tuple(map(facts.get, found)), set()).add(facts[name])
+        if any(len(words) > 1 for words in alike.values()):
+            found[name] = list(dict.fromkeys(facts[name] for facts in having))
+    return found
+
+
+def told_apart(name: str, facts: Facts, differ: Iterable[str]) -> str:
+    """A name that says those facts which ``differ`` among all of that name."""
+    return ", ".join([name, *(facts[fact] for fact in differ if fact in facts)])
+
+
+def of_validation(run: RunFolder) -> dict[str, str]:
+    """What a run's validation loss was measured on; nothing without one."""
+    valid, fields = run.validation, run.fields
+    known = {
+        "rate": (valid.get("rate"), lambda rate: f"{100 * rate:.4g}% masked"),
+        "row": (fields.get("shape.row_tokens"), lambda tokens: f"rows of {tokens:,} tokens"),
+        "ids": (fields.get("shape.vocabulary"), lambda ids: f"{ids:,} ids"),
+        "text": (run.unigram_loss, lambda loss: f"text where word frequencies alone reach {loss:.4f}"),
+    }
+    return {name: say(value) for name, (value, say) in known.items() if value is not None} if valid else {}
+
+
+def of_masked_loss(evaluation: Mapping[str, Any]) -> dict[str, str]:
+    """What a masked loss was measured on, beside the name of its data and its rate."""
+    data, tokenizer = evaluation.get("options", {}).get("data", ""), evaluation.get("tokenizer")
+    return {
+        "row": f"rows of {evaluation['row_tokens']:,} tokens",
+        "data": os.path.normpath(str(data)),
+        **({"rows": f"{evaluation['rows']:,} rows"} if "rows" in evaluation else {}),
+        **({} if tokenizer is None else {"ids": f"tokenizer {tokenizer}"}),
+    }
+
+
+def why_not(each: Iterable[Facts], what: str = "these losses do not compare") -> str:
+    """Why numbers measured on these facts do not compare, as a sentence; "" where they do."""
+    reasons = "; ".join(" and ".join(words) for words in differing(each).values())
+    return f"Not measured alike ({reasons}): {what}." if reasons else ""
+
+
+def why_losses_do_not(runs: Sequence[RunFolder]) -> str:
+    """Why the validation losses of these runs do not compare; "" where they do. Those of whole rows are another kind of
+    number, which ``units`` and ``ROWS_NOTE`` say."""
+    kinds = [[of_validation(run) for run in runs if run.rewrites == rewrites] for rewrites in (False, True)]
+    shared = [{name: words for name, words in facts.items() if name != "text"} for kind in kinds for facts in kind]
+    return why_not(shared) or next(filter(None, map(why_not, kinds)), "")
+
+
+def units(runs: Sequence[RunFolder]) -> str:
+    """What the losses of these runs are counted in."""
+    if not any(run.rewrites for run in runs):
+        return PER_MASKED
+    if all(run.rewrites for run in runs):
+        return PER_TOKEN
+    return f"{PER_MASKED}; {PER_TOKEN} where the decoder rewrites whole rows, which does not compare with the others"
+
+
+def subsets(parts: Iterable[str]) -> str:
+    """What † stands for, of these parts of data; "" where there are none."""
+    named = "; ".join(sorted(set(parts)))
+    told = f"{SUBSET} The data are a subset, so these numbers are not comparable with published ones: {named}."
+    return told if named else ""
+
+
+def marks(text: str) -> list[str]:
+    """A sentence for each mark that stands in ``text``."""
+    said = {SUBSET: "On subsets of the data: not to be set beside published numbers.",
+            DEGENERATE: "Some of these fine-tunings failed: see the tables."}  # fmt: skip
+    return [f"{mark} {sentence}" for mark, sentence in said.items() if mark in text]
+
+
+def are_equal_tokens(runs: Sequence[RunFolder]) -> bool:
+    """Whether all have seen equally many tokens."""
+    tokens = [run.reached["tokens"] for run in runs]
+    return max(tokens) - min(tokens) <= SAME_TOKENS_SHARE * max(tokens)
+
+
+def other_cards(runs: Sequence[RunFolder]) -> list[str]:
+    """That seconds do not compare, where runs were on different cards."""
+    cards = sorted({str(run.cards) for run in runs})
+    return [f"On different cards, so seconds do not compare: {', '.join(cards)}."] if len(cards) > 1 else []
+
+
+def data_of(evaluation: Mapping[str, Any]) -> str:
+    """The name of the data that were evaluated on."""
+    return Path(str(evaluation.get("options", {}).get("data", ""))).name
