@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -592,26 +591,6 @@ finetune({options_of(folder, tmp_path, epochs=200)!r})
     with claimed(tmp_path, name) as is_ours:  # at once: its owner is known to be dead
         assert is_ours
     assert [path.name for path in tmp_path.glob("*.claim*")] == [claim.name]
-
-
-def test_an_exit_that_is_lost_in_a_callback_is_made_good_by_an_alarm():
-    program = """
-import os, signal, time, weakref
-from latemask.downstream import runner
-
-class Thing:
-    pass
-
-runner.GRACE_SECONDS = 1
-signal.signal(signal.SIGTERM, runner._end)
-thing = Thing()
-held = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
-del thing
-time.sleep(100)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "SystemExit" in done.stderr
-    assert done.returncode == -signal.SIGALRM
 
 
 @pytest.mark.parametrize("parallel", [1, 2])
