@@ -46,5 +46,6 @@ def test_an_error_of_the_body_comes_through():
 
 def test_compiling_is_the_default_on_cuda_alone():
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert [compiles(Training(compile=way), device) for way in ("on", "off", "auto") for device in (cuda, cpu)] == [
-        True, True, False, False, True, False]  # fmt: skip
+    for pays, on_cuda in ((True, True), (False, False)):
+        assert [compiles(way, device, pays) for way in ("on", "off", "auto") for device in (cuda, cpu)] == [
+            True, True, False, False, on_cuda, False]  # fmt: skip

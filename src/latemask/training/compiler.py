@@ -6,6 +6,7 @@ import contextlib
 import importlib
 from collections.abc import Iterator
 from threading import Thread
+from typing import Literal
 
 import torch
 
@@ -14,9 +15,9 @@ from latemask.config import Training
 COMPILER = "torch._inductor.compile_fx"
 
 
-def compiles(training: Training, device: torch.device) -> bool:
-    """Whether blocks are compiled: as the settings say, by default on CUDA."""
-    return training.compile == "on" or (training.compile == "auto" and device.type == "cuda")
+def compiles(setting: Literal["auto", "on", "off"], device: torch.device, pays: bool = True) -> bool:
+    """Whether blocks are compiled: as the ``setting`` says, with "auto" on CUDA where it ``pays``."""
+    return setting == "on" or (setting == "auto" and device.type == "cuda" and pays)
 
 
 @contextlib.contextmanager
@@ -27,7 +28,7 @@ def imported_meanwhile(training: Training, device: torch.device) -> Iterator[Non
     fails to import does so again, in the open, where it is first used.
     """
     thread = Thread(target=_import, daemon=True)
-    if compiles(training, device):
+    if compiles(training.compile, device):
         thread.start()
     try:
         yield
