@@ -4,10 +4,10 @@
 
 A full step (forward, backward, clipping, fused AdamW; compiled blocks, bf16, the recipe's dropout) is run with few rows
 at two row counts, then at an eighth and a quarter of what the line through these two peaks predicts; the line through
-their peaks predicts the most rows; then that many are really run, and where they do not fit fewer, until the most is known to 3 %: only what ran is stated. Beside it stand the rows that latemask picks
-by itself and the speed at the largest. A size below the card's is simulated: the allocator may then take no more than
-what a card of that size would leave it. What no longer fits into the time is listed as left out; the JSON is written
-anew after each measurement.
+their peaks predicts the most rows; then that many are really run, and where they do not fit fewer, until the most is
+known to 3 %: only what ran is stated. Beside it stand the rows that latemask picks by itself and the speed at the
+largest. A size below the card's is simulated: the allocator may then take no more than what a card of that size would
+leave it. What no longer fits into the time is listed as left out; the JSON is written anew after each measurement.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ def predicted_rows(few: Peak, more: Peak, room: int) -> int:
 
 
 def settled(measure: Callable[[int], Peak | None], few: Peak, more: Peak, room: int) -> tuple[Peak, Peak]:
-    """Two peaks to predict from: at an eighth and a quarter of the rows that ``few`` and ``more`` predict, or as many as
-    run, where that is further up: few rows may have their peak at another moment than many."""
+    """Two peaks to predict from: at an eighth and a quarter of the rows that ``few`` and ``more`` predict, or as many
+    as run, where that is further up: few rows may have their peak at another moment than many."""
     far = predicted_rows(few, more, room) // 4
     while far // 2 > more.rows:
         near_peak, far_peak = measure(far // 2), measure(far)

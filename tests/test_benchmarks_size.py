@@ -81,8 +81,10 @@ def test_sizes_are_measured_beside_their_flops(small_sizes):
 def test_the_base_is_not_timed_again_beyond_the_time(tmp_path, monkeypatch):
     clock = iter(range(0, 10_000, 100))
     monkeypatch.setattr(sizes, "time", SimpleNamespace(monotonic=lambda: next(clock)))
-    options = sizes.Options(out=tmp_path / "sizes.json", seconds=1000, size="tiny", systems=("mlm",),
-                            row_tokens=(8, 16), rates=(0.15,), at_row_tokens=16, tokens=32, rounds=1, steps=1)  # fmt: skip
+    options = sizes.Options(
+        tmp_path / "sizes.json", seconds=1000, size="tiny", systems=("mlm",), row_tokens=(8, 16), rates=(0.15,),
+        at_row_tokens=16, tokens=32, rounds=1, steps=1,
+    )  # fmt: skip
     timed, calls = sizes.timed, []
     monkeypatch.setattr(sizes, "timed", lambda entry, *rest: calls.append(entry.name) or timed(entry, *rest))
     assert sizes.measure(options)["drift"] is not None
