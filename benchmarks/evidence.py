@@ -327,6 +327,8 @@ def jobs_of(options: Options) -> list[Job]:
         jobs.append(Job(trial.name, pretrain, stop_at_seconds=trial.stop_at_seconds, run=run))
         models = [(f",step={step}", run / step_name(step)) for step in trial.steps] or [("", run)]
         for measure, (label, model) in itertools.product(measures, models):
+            if measure == "blimp" and recipe(trial.recipe).rewrites:
+                continue  # it has no distribution for one masked token
             after = trial.name
             for name, command in _commands(measure, str(model), options):
                 jobs.append(Job(f"{trial.name}{label}/{name}", (*latemask, *command), after))

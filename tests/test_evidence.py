@@ -87,6 +87,13 @@ def test_a_flag_that_a_study_takes_changes_its_commands(study, flag, tmp_path):
         )
 
 
+def test_what_rewrites_rows_is_asked_for_no_chance_of_one_token(tmp_path):
+    names = {job.name for job in evidence.jobs_of(options("masks", tmp_path))}
+    assert "decoder_cross/blimp" in names
+    assert "decoder_causal_cross/glue" in names
+    assert "decoder_causal_cross/blimp" not in names
+
+
 def test_of_three_ml_the_corners_of_the_front_come_first(tmp_path):
     names = [job.name for job in evidence.jobs_of(options("three-ml", tmp_path)) if job.run is not None]
     assert len(names) == 6 * 5

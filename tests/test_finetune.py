@@ -1,5 +1,6 @@
 """Fine-tuning learns, repeats itself bit for bit, continues a queue, and says when a result is worthless."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -16,7 +17,7 @@ from latemask.downstream import stepper
 from latemask.downstream.bucketed import DeviceRows, epoch_batches, sorted_batches
 from latemask.downstream.casts import Casts, used_once
 from latemask.downstream.examples import Examples
-from latemask.downstream.finetune import Bench, Model, result_of
+from latemask.downstream.finetune import EVALUATION_TOKENS, Bench, Model, predict, result_of
 from latemask.downstream.grid import points_of
 from latemask.downstream.heads import NO_LABEL, FineTuned, losses
 from latemask.downstream.inputs import Frame, Inputs, longest_first
@@ -86,6 +87,26 @@ def test_learns_and_repeats_itself_bit_for_bit():
     assert result["id2label"] == {"0": "dog", "1": "cat"}
     assert result["updates"] == 8 * 12
     assert json.loads(json.dumps(result)) == result
+
+
+@pytest.mark.parametrize("kind", ["classification", "tokens"])
+def test_predictions_are_those_of_each_row_alone_and_the_host_waits_for_the_device_once(kind, monkeypatch):
+    net = FineTuned(tiny_model().encoder, kind, 3, 0.0).eval()
+    rows = [np.arange(5, 5 + length, dtype=np.int32) for length in (9, 3, 7, 7, 3, 11, 4)]
+    monkeypatch.setitem(EVALUATION_TOKENS, "cpu", 14)
+    found = predict(net, rows, 1, CPU, FAST)
+    for row, output in zip(rows, found, strict=True):
+        ids = torch.from_numpy(row)[None].long()
+        with torch.no_grad():
+            expected = net(ids, torch.ones_like(ids, dtype=torch.bool))[0]
+        np.testing.assert_allclose(output, expected.numpy(), atol=1e-5)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # which does not know the device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    asked = []
+    net.register_forward_hook(lambda *_: asked.append(1))
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        predict(net.to("meta"), rows, 1, torch.device("meta"), FAST)
+    assert len(asked) == len(sorted_batches(np.array(list(map(len, rows))), 14)) > 3
 
 
 def test_equals_a_plain_loop():
