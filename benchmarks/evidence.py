@@ -12,7 +12,8 @@ and figure so far, without weights.
 
 A study in slices, also on several machines: ``--trials 4`` are its first four, ``--only NAME...`` those of these names;
 unpack what came of one slice in the ``OUT`` of the next, or all of them in one folder for ``latemask report``. A trial
-all of whose jobs are done needs no weights; one that lacks some is trained again where its weights are not there. On a
+all of whose jobs are done needs no weights; one that lacks some is trained again where its weights are not there. What
+`tuning` found best of one system goes into `time` by a call of its own: ``--only roberta --rows 32 --rate 4e-4``. On a
 CPU ``--size tiny --tokens 32768 --rows 4 --tasks cola --finetuning-seeds 1 --parallel 1 --first 2`` tries a study out.
 
 Fine-tuned models are ranked on the held-out texts of their task, as in MAE-LM Table 3, a pair as one text
@@ -486,7 +487,8 @@ def main() -> None:
     queue = Queue(jobs, runner.run, is_over)
     queue.work(options.cards, options.at_once)
     collect(options.out)
-    print(f"{len(queue.done)} of {len(jobs)} jobs done, failed: {', '.join(sorted(queue.failed)) or 'none'}")
+    ended = "stopped or failed" if is_over() else "failed"
+    print(f"{len(queue.done)} of {len(jobs)} jobs done, {ended}: {', '.join(sorted(queue.failed)) or 'none'}")
     sys.exit(0 if len(queue.done) == len(jobs) else 1)
 
 
