@@ -342,6 +342,9 @@ def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str,
     tuned = ("--seeds", str(options.finetuning_seeds), "--parallel", str(options.parallel),
              "--together", str(options.together))  # fmt: skip
     squad = ("--task", "squad2", "--data", str(options.squad), "--train", SQUAD_TRAIN, "--dev", SQUAD_DEV)
+    row_tokens = recipe(f"mlm_{options.size or 'base'}").shape.row_tokens
+    if row_tokens < 512:  # fine-tuning's own stride is for rows that long
+        squad += ("--stride-tokens", str(row_tokens // 4))
     if measure == "blimp" and options.blimp:
         first = () if options.first is None else ("--first", str(options.first))
         return [

@@ -94,6 +94,16 @@ def test_what_rewrites_rows_is_asked_for_no_chance_of_one_token(tmp_path):
     assert "decoder_causal_cross/blimp" not in names
 
 
+def test_squad_is_cut_as_fits_the_rows_of_a_recipe(tmp_path):
+    for size, stride in (("tiny", "32"), (None, None)):
+        jobs = evidence.jobs_of(options("objectives", tmp_path, size=size, seeds=(1,)))
+        found = [job for job in jobs if job.name in ("mlm,seed=1/squad", "mlm,seed=1/save-squad2")]
+        assert len(found) == 2
+        for job in found:
+            flags = dict(zip(job.command, job.command[1:], strict=False))
+            assert flags.get("--stride-tokens") == stride
+
+
 def test_of_three_ml_the_corners_of_the_front_come_first(tmp_path):
     names = [job.name for job in evidence.jobs_of(options("three-ml", tmp_path)) if job.run is not None]
     assert len(names) == 6 * 5
