@@ -16,7 +16,6 @@ each of them, and at the end the curves and their differences from the plain one
 from __future__ import annotations
 
 import os
-import queue
 import shlex
 import shutil
 import statistics
@@ -25,7 +24,6 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -33,6 +31,7 @@ from typing import Any, Literal, get_args
 import torch
 import tyro
 from asked import asked, counts
+from cards import Queue
 from children import ended, said
 from refusals import program
 
@@ -148,14 +147,20 @@ def train(options: Options, variant: Variant) -> int:
     return 0
 
 
+@dataclass(frozen=True)
+class Training:
+    """The training of a variant: a job (``cards.Job``)."""
+
+    name: Variant
+    after: str | None = None
+    is_alone: bool = True
+
+
 class Cards:
     """Variants over cards: the next one takes the card that comes free."""
 
     def __init__(self, options: Options, arguments: Sequence[str]):
         self.options, self.arguments, self.begun = options, list(arguments), time.monotonic()
-        self.free: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for card in options.cards:
-            self.free.put(card)
         self.found: dict[Variant, dict[str, Any]] = {}
         self.failed: dict[Variant, str] = {}
         self.left_out: list[str] = []
@@ -163,23 +168,22 @@ class Cards:
 
     def work(self) -> None:
         """All variants, until none is left."""
-        with ThreadPoolExecutor(len(self.options.cards)) as pool:
-            list(pool.map(self._on_a_card, self.options.variants))
+        queue = Queue([Training(variant) for variant in self.options.variants], self._run, lambda: self._left() <= 0)
+        queue.work(self.options.cards)
+        self.left_out += [f"{training.name}: the time is over" for training in queue.left]
 
-    def _on_a_card(self, variant: Variant) -> None:
-        card = self.free.get()
-        try:
-            self._train(variant, card)
-        finally:
-            self.free.put(card)
+    def _left(self) -> float:
+        """Seconds."""
+        return self.options.stop_after - (time.monotonic() - self.begun)
+
+    def _run(self, training: Training, card: int) -> bool:
+        self._train(training.name, card)
         with self.writing:
             write(self.options, self)
+        return training.name in self.found
 
     def _train(self, variant: Variant, card: int) -> None:
         options, started = self.options, time.monotonic()
-        if (left := options.stop_after - (started - self.begun)) <= 0:
-            self.left_out.append(f"{variant}: the time is over")
-            return
         run, log = options.run_of(variant), options.run_of(variant).with_suffix(".log")
         shutil.rmtree(run, ignore_errors=True)
         run.parent.mkdir(parents=True, exist_ok=True)
@@ -190,7 +194,7 @@ class Cards:
                                        env=os.environ | {"CUDA_VISIBLE_DEVICES": str(card)})  # fmt: skip
             was_stopped = False
             try:
-                process.wait(left)
+                process.wait(max(0.0, self._left()))
             except subprocess.TimeoutExpired:
                 was_stopped = True
             finally:

@@ -4,10 +4,17 @@
     python benchmarks/evidence.py objectives --data data/full --glue glue_data --squad squad --blimp blimp \
         --out evidence --cards 0 1 2 3 --stop-after 540
 
-A study is data: trials (a recipe and flags) and measures (commands on a trained run). Every job is a ``latemask``
-command in a process of its own on one card; its log lies in ``OUT/logs/``. A job that is done is not done again, and
-each command goes on where it was stopped: the same line again after ``--stop-after`` seconds, a kill or a reboot
-continues. ``OUT/evidence.tar.gz`` always holds every journal, score and figure so far, without weights.
+A study is data: trials (a recipe and flags), the most telling first, and measures (commands on a trained run), which
+follow their trial. Every job is a ``latemask`` command in a process of its own on one card; its log lies in
+``OUT/logs/``. A job that is done is not done again, and each command goes on where it was stopped: the same line again
+after ``--stop-after`` seconds, a kill or a reboot continues. ``OUT/evidence.tar.gz`` always holds every journal, score
+and figure so far, without weights.
+
+A study in slices, also on several machines: ``--trials 4`` are its first four, ``--only NAME...`` those of these names;
+unpack what came of one slice in the ``OUT`` of the next, or all of them in one folder for ``latemask report``. A trial
+all of whose jobs are done needs no weights; one that lacks some is trained again where its weights are not there. What
+`tuning` found best of one system goes into `time` by a call of its own: ``--only roberta --rows 32 --rate 4e-4``. On a
+CPU ``--size tiny --tokens 32768 --rows 4 --tasks cola --finetuning-seeds 1 --parallel 1 --first 2`` tries a study out.
 
 Fine-tuned models are ranked on the held-out texts of their task, as in MAE-LM Table 3, a pair as one text
 (``OUT/held-out-TASK.jsonl``).
@@ -26,13 +33,14 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import tyro
 from asked import counts
+from cards import Queue
 from refusals import program
 
 from latemask.downstream.glue import read_task
@@ -51,10 +59,18 @@ MOST_BYTES = 8_000_000
 SQUAD_TRAIN, SQUAD_DEV = "mini-train-v2.0.json", "mini-dev-v2.0.json"
 SAVED = "*.model"
 """The fine-tuned model in a folder of results."""
+FASTER = ("--parallel", "--together")
+"""Flags that change no result."""
 STOPPED = 75
 """Exit status of a command that was told to stop and can go on."""
 
 Study = Literal["real-text", "real-text-rotary", "objectives", "masks", "delta", "three-ml", "tuning", "time"]
+BY_TOKENS: tuple[Study, ...] = ("objectives", "masks", "delta", "three-ml", "time")
+TAKEN_BY: Mapping[str, tuple[Study, ...]] = {
+    "seconds": ("objectives",), "seeds": ("objectives",), "tokens": (*BY_TOKENS, "tuning"), "rows": BY_TOKENS,
+    "rate": BY_TOKENS,
+}  # fmt: skip
+"""The studies that a flag is for."""
 Measure = Literal["blimp", "rank", "theory", "glue", "squad", "rank-mnli", "rank-squad2"]
 
 
@@ -75,9 +91,11 @@ class Options:
     blimp: Path | None = None
     """Folder of minimal pairs."""
     cards: tuple[int, ...] = (0,)
-    """One job at a time on each."""
-    seeds: tuple[int, ...] = (1, 2, 3)
-    """Pretraining seeds of `objectives`; each also seeds the order of the data, alike for all systems."""
+    """Those to use."""
+    at_once: int = 1
+    """Measurements at the same time on each; a pretraining has its card to itself."""
+    seeds: tuple[int, ...] | None = None
+    """`objectives`: of pretraining, 1 2 3 by default; each also seeds the order of the data, alike for all systems."""
     seconds: float | None = None
     """`objectives`: the clock ends a run in place of its tokens, as for MAE-LM in the time that MLM took."""
     finetuning_seeds: int = 5
@@ -86,16 +104,18 @@ class Options:
     """Processes at once that fine-tune on a card."""
     together: int = 1
     """Fine-tunings in each of them."""
+    trials: int | None = None
+    """Only the first so many, the most telling ones; none: all."""
     only: tuple[str, ...] = ()
     """Names of trials to run, such as mae_lm,seed=1; none given: all."""
     tasks: tuple[str, ...] = ("cola", "sst2", "mrpc", "rte", "stsb", "qnli", "qqp", "mnli")
     """Of GLUE."""
     tokens: int | None = None
-    """Tokens a run, where it should not be the study's own number."""
-    rows: int = 128
-    """Of 512 tokens, an update; `real-text` and `tuning` have their own, and their own rate."""
-    rate: str = "2e-4"
-    """Peak learning rate."""
+    """Tokens a run, where it should not be the study's own number; `real-text` goes by its own clock."""
+    rows: int | None = None
+    """Of 512 tokens, an update: 128 by default; `real-text` and `tuning` have their own, and their own rate."""
+    rate: str | None = None
+    """Peak learning rate, 2e-4 by default."""
     first: int | None = None
     """Of each field of minimal pairs only so many; none: all."""
     size: str | None = None
@@ -110,10 +130,16 @@ class Options:
             folder = getattr(self, name)
             if folder is not None and not folder.is_dir():
                 raise Refusal(f"--{name}", f"{folder}, which is no folder", "a folder")
-        counts(self, "finetuning_seeds", "parallel", "together", "tokens", "rows", "first")
+        counts(self, "finetuning_seeds", "parallel", "together", "at_once", "tokens", "rows", "first", "trials")
         for name in ("cards", "seeds", "tasks"):
-            if not getattr(self, name):
+            if getattr(self, name) == ():
                 raise Refusal(f"--{name}", "nothing", "one or more")
+        for name, studies in TAKEN_BY.items():
+            value = getattr(self, name)
+            if value is not None and self.study not in studies:
+                found = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+                raise Refusal(f"--{name}", f"{found}, of which {self.study} makes nothing",
+                              f"it with one of: {', '.join(studies)}")  # fmt: skip
 
     def held_out(self, task: str) -> Path:
         return self.out / f"held-out-{task}.jsonl"
@@ -143,6 +169,13 @@ class Job:
     """A word that ends in ``SAVED`` stands for what is there when the job begins."""
     after: str | None = None
     stop_at_seconds: float | None = None
+    run: Path | None = None
+    """The run folder, of a pretraining."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Its seconds are a result."""
+        return self.run is not None
 
 
 def short_run(tokens: int, name: str, rows: int, rate: str, row_tokens: int = 512) -> tuple[str, ...]:
@@ -166,6 +199,11 @@ def short_run(tokens: int, name: str, rows: int, rate: str, row_tokens: int = 51
     rotary = ("--decoder.positions", "absolute+rotary") if rotates else ()
     return (*flags, "--shape.positions", "rotary", *rotary)
 
+
+MLM_RATES, THREE_ML_RATES = (0.15, 0.5, 0.4, 0.3, 0.6), (0.5, 0.4, 0.3, 0.6, 0.15)
+"""Of `three-ml`, the most telling first."""
+THREE_ML_SYSTEMS = ("k=0", "self", "cross", "k={1}", "k={2}", "k={0}")
+"""Likewise; k counts quarters of the depth."""
 
 TUNED = (
     ("128x512", 128, 512, "4e-4", ()),
@@ -203,15 +241,17 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
     )
     size = options.size or ("small" if study in ("masks", "delta") else "base")
 
+    update_rows = options.rows or 128
+
     def short(name: str) -> tuple[str, ...]:
-        return short_run(tokens, name, options.rows, options.rate)
+        return short_run(tokens, name, update_rows, options.rate or "2e-4")
 
     if study == "objectives":
         clock = () if options.seconds is None else ("--training.max-seconds", f"{options.seconds:g}")
         return [
             Trial(system + (f",seconds={options.seconds:g}" if clock else "") + f",seed={seed}", name,
                   (*short(name), "--training.seed", str(seed), *clock))
-            for seed in options.seeds
+            for seed in options.seeds or (1, 2, 3)
             for system in ("mlm", "mae_lm")
             for name in (f"{system}_{size}",)
         ], ("blimp", "rank", "rank-mnli", "rank-squad2", "glue", "squad")  # fmt: skip
@@ -231,12 +271,18 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
             "self": (f"three_ml_self_{size}", ()),
             "cross": (f"three_ml_cross_{size}", ()),
         }
-        for layer in (depth // 4, depth // 2, 3 * depth // 4):
+        quarters = (depth // 4, depth // 2, 3 * depth // 4)
+        for layer in quarters:
             systems[f"k={layer}"] = (f"three_ml_{size}", ("--masking.joins", f"{layer}:0:1"))
-        return [
-            Trial(f"{system},rate={rate}", name, (*short(name), "--masking.rate", str(rate), *joins))
-            for (system, (name, joins)), rate in itertools.product(systems.items(), (0.15, 0.3, 0.4, 0.5, 0.6))
-        ], ("blimp", "glue")
+        # The most telling first: 15 % MLM and 50 % joining late, then by turns further down both lists.
+        order = sorted(itertools.product(range(len(systems)), range(5)), key=lambda place: (sum(place), place))
+        trials = []
+        for one, other in order:
+            system = THREE_ML_SYSTEMS[one].format(*quarters)
+            rate = (THREE_ML_RATES if one else MLM_RATES)[other]
+            name, joins = systems[system]
+            trials.append(Trial(f"{system},rate={rate}", name, (*short(name), "--masking.rate", str(rate), *joins)))
+        return trials, ("blimp", "glue")
     if study == "tuning":  # as many of the peer's as of ours; what is best then goes into the other studies
         trials = []
         for system, tried in (("mlm", TUNED), ("mae_lm", TUNED[:4]), ("roberta", TUNED)):
@@ -248,9 +294,10 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
                 for label, rows, row_tokens, rate, more in tried
             ]  # fmt: skip
         return trials, ("blimp",)
-    every = max(1, tokens // (512 * options.rows) // 8)
+    last = max(1, tokens // (512 * update_rows))
+    every = max(1, last // 8)
     often = ("--training.save-every", str(every), "--training.keep", "0")
-    steps = tuple(every * number for number in (1, 2, 3, 4, 6, 8))
+    steps = tuple(step for step in sorted({*(every * number for number in (1, 2, 3, 4, 6)), last}) if step <= last)
     found = [
         Trial(system, name, (*short(name), *often), steps=steps)
         for system in ("mlm", "three_ml_self", "mae_lm")
@@ -258,33 +305,36 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
     ]
     # transformers' RoBERTa has no rotary positions: it keeps its own, with the flags of a run that keeps them too
     return [*found, Trial("roberta", f"mlm_{size}", (*short(f"no_relative_{size}"), *often), steps=steps,
-                          is_peer=True)], ("glue",)  # fmt: skip
+                          is_peer=True)], ("blimp", "glue")  # fmt: skip
 
 
 def jobs_of(options: Options) -> list[Job]:
-    """Pretrainings first, then what is measured of them, the cheap things before the dear."""
+    """Each pretraining, then what is measured of it, the cheap things before the dear: what a slice ends is whole."""
     trials, measures = trials_of(options)
     if unknown := set(options.only) - {trial.name for trial in trials}:
         raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {' '.join(trial.name for trial in trials)}")
-    trials = [trial for trial in trials if not options.only or trial.name in options.only]
+    trials = [trial for trial in trials[: options.trials] if not options.only or trial.name in options.only]
+    if not trials:
+        raise Refusal("--only", f"none of the first {options.trials}", "some of them, or no --trials")
     latemask = (sys.executable, "-m", "latemask")
-    jobs, later = [], []
+    jobs = []
     for trial in trials:
         run = options.out / options.study / trial.name
         program = (*latemask, "pretrain", trial.recipe, "--resume-if-present")
         if trial.is_peer:
-            program = (sys.executable, str(Path(__file__).with_name("roberta.py")), trial.recipe)
+            program = (sys.executable, str(Path(__file__).with_name("roberta.py")), trial.recipe, "--overwrite")
         flags = (*trial.flags, *shlex.split(options.flags))
         pretrain = (*program, "--data", str(options.data), "--out", str(run), *flags)
-        jobs.append(Job(trial.name, pretrain, stop_at_seconds=trial.stop_at_seconds))
+        jobs.append(Job(trial.name, pretrain, stop_at_seconds=trial.stop_at_seconds, run=run))
         models = [(f",step={step}", run / step_name(step)) for step in trial.steps] or [("", run)]
-        for (label, model), (turn, measure) in itertools.product(models, enumerate(measures)):
+        for measure, (label, model) in itertools.product(measures, models):
+            if measure == "blimp" and recipe(trial.recipe).rewrites:
+                continue  # it has no distribution for one masked token
             after = trial.name
             for name, command in _commands(measure, str(model), options):
-                job = Job(f"{trial.name}{label}/{name}", (*latemask, *command), after)
-                later.append((turn, job))
-                after = job.name
-    return jobs + [job for _, job in sorted(later, key=lambda pair: pair[0])]
+                jobs.append(Job(f"{trial.name}{label}/{name}", (*latemask, *command), after))
+                after = jobs[-1].name
+    return jobs
 
 
 def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str, tuple[str, ...]]]:
@@ -292,6 +342,9 @@ def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str,
     tuned = ("--seeds", str(options.finetuning_seeds), "--parallel", str(options.parallel),
              "--together", str(options.together))  # fmt: skip
     squad = ("--task", "squad2", "--data", str(options.squad), "--train", SQUAD_TRAIN, "--dev", SQUAD_DEV)
+    row_tokens = recipe(f"mlm_{options.size or 'base'}").shape.row_tokens
+    if row_tokens < 512:  # fine-tuning's own stride is for rows that long
+        squad += ("--stride-tokens", str(row_tokens // 4))
     if measure == "blimp" and options.blimp:
         first = () if options.first is None else ("--first", str(options.first))
         return [
@@ -337,53 +390,49 @@ def write_texts(options: Options) -> None:
         write_whole(options.held_out(task), "".join(json.dumps({"text": line}) + "\n" for line in lines))
 
 
-class Cards:
-    """Jobs over cards: each card takes the first job whose turn has come, until none is left."""
+class Runner:
+    """Runs a job's command, once: what it did is noted in ``OUT/jobs``."""
 
     def __init__(self, jobs: Sequence[Job], out: Path, is_over: Callable[[], bool]):
-        self.jobs, self.out, self.is_over = list(jobs), out, is_over
-        self.done: set[str] = set()
-        self.taken: set[str] = set()
-        self.failed: set[str] = set()
-        self.changed = threading.Condition()
+        self.jobs, self.out, self.is_over = jobs, out, is_over
+        self.collecting = threading.Lock()
+        for name in ("jobs", "logs"):
+            (out / name).mkdir(parents=True, exist_ok=True)
 
-    def work(self, card: int) -> None:
-        """What one card does."""
-        while (job := self._next()) is not None:
-            ended = self._run(job, card)
-            with self.changed:
-                (self.done if ended == 0 else self.failed).add(job.name)
-                self.changed.notify_all()
-                collect(self.out)
-
-    def _next(self) -> Job | None:
-        with self.changed:
-            while not self.is_over():
-                open_jobs = [job for job in self.jobs if job.name not in self.taken]
-                hopeless = [job for job in open_jobs if job.after in self.failed]
-                self.taken |= {job.name for job in hopeless}
-                self.failed |= {job.name for job in hopeless}
-                open_jobs = [job for job in open_jobs if job not in hopeless]
-                ready = [job for job in open_jobs if job.after is None or job.after in self.done]
-                if ready:
-                    self.taken.add(ready[0].name)
-                    return ready[0]
-                if not open_jobs:
-                    return None
-                self.changed.wait(1)
-        return None
-
-    def _run(self, job: Job, card: int) -> int:
-        """The exit status; 0 at once where the job was done before."""
-        label = job.name.replace("/", "-")
-        note = self.out / "jobs" / f"{label}.json"
-        if note.is_file() and json.loads(note.read_text(encoding="utf-8"))["command"] == list(job.command[1:]):
-            return 0
-        started, stops_at = time.monotonic(), job.stop_at_seconds
+    def run(self, job: Job, card: int) -> bool:
+        """Whether it is done; at once where it was before."""
+        if self._is_done(job):
+            return True
+        started = time.monotonic()
         print(f"card {card}: {job.name}", flush=True)
-        command = said_in_full(job.command)
+        status = self._status(job, card)
+        seconds = time.monotonic() - started
+        print(f"card {card}: {job.name} ended with {status} after {seconds:.0f} s", flush=True)
+        if status == 0:
+            write_json(self._note(job), {"kind": "job", "name": job.name, "command": list(job.command[1:]),
+                                         "card": card, "seconds": seconds})  # fmt: skip
+        with self.collecting:
+            collect(self.out)
+        return status == 0
+
+    def _is_done(self, job: Job) -> bool:
+        """A pretraining whose weights are not here is, where all that was to be measured of it is done."""
+        note = self._note(job)
+        if not note.is_file() or asked(json.loads(note.read_text(encoding="utf-8"))["command"]) != asked(
+            job.command[1:]
+        ):
+            return False
+        has_weights = job.run is None or any(job.run.glob("step-*/*.safetensors"))
+        return has_weights or all(self._is_done(other) for other in self.jobs if other.after == job.name)
+
+    def _note(self, job: Job) -> Path:
+        return self.out / "jobs" / f"{job.name.replace('/', '-')}.json"
+
+    def _status(self, job: Job, card: int) -> int:
+        """The exit status of its command."""
+        started, stops_at, command = time.monotonic(), job.stop_at_seconds, said_in_full(job.command)
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(card), "PYTHONUNBUFFERED": "1"}
-        with open(self.out / "logs" / f"{label}.log", "ab") as log:
+        with open(self.out / "logs" / f"{job.name.replace('/', '-')}.log", "ab") as log:
             while True:
                 process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
                 told = False
@@ -396,13 +445,16 @@ class Cards:
                         stops_at = None
                     time.sleep(0.2)
                 if process.returncode != STOPPED or self.is_over():
-                    break
-        seconds = time.monotonic() - started
-        print(f"card {card}: {job.name} ended with {process.returncode} after {seconds:.0f} s", flush=True)
-        if process.returncode == 0:
-            write_json(note, {"kind": "job", "name": job.name, "command": list(job.command[1:]), "card": card,
-                              "seconds": seconds})  # fmt: skip
-        return process.returncode
+                    return process.returncode
+
+
+def asked(command: Sequence[str]) -> list[str]:
+    """A command without the flags that only say how fast it goes."""
+    words = list(command)
+    for flag in FASTER:
+        if flag in words:
+            del words[words.index(flag) : words.index(flag) + 2]
+    return words
 
 
 def said_in_full(command: Sequence[str]) -> list[str]:
@@ -432,18 +484,15 @@ def main() -> None:
     def is_over() -> bool:
         return stopped.is_set() or (options.stop_after is not None and time.monotonic() - begun > options.stop_after)
 
-    for name in ("jobs", "logs"):
-        (options.out / name).mkdir(parents=True, exist_ok=True)
+    jobs = jobs_of(options)
+    runner = Runner(jobs, options.out, is_over)
     write_texts(options)
-    cards = Cards(jobs_of(options), options.out, is_over)
-    workers = [threading.Thread(target=cards.work, args=(card,)) for card in options.cards]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    queue = Queue(jobs, runner.run, is_over)
+    queue.work(options.cards, options.at_once)
     collect(options.out)
-    print(f"{len(cards.done)} of {len(cards.jobs)} jobs done, failed: {', '.join(sorted(cards.failed)) or 'none'}")
-    sys.exit(0 if len(cards.done) == len(cards.jobs) else 1)
+    ended = "stopped or failed" if is_over() else "failed"
+    print(f"{len(queue.done)} of {len(jobs)} jobs done, {ended}: {', '.join(sorted(queue.failed)) or 'none'}")
+    sys.exit(0 if len(queue.done) == len(jobs) else 1)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
     python benchmarks/memory.py --seconds 240 --out results/memory.json
 
 A full step (forward, backward, clipping, fused AdamW; compiled blocks, bf16, the recipe's dropout) is run with few rows
-at two row counts; the line through its two peaks predicts the most rows; then that many are really run, and where they
-do not fit fewer, until the most is known to 3 %: only what ran is stated. Beside it stand the rows that latemask picks
-by itself and the speed at the largest. A size below the card's is simulated: the allocator may then take no more than
-what a card of that size would leave it. What no longer fits into the time is listed as left out; the JSON is written
-anew after each measurement.
+at two row counts, then at an eighth and a quarter of what the line through these two peaks predicts; the line through
+their peaks predicts the most rows; then that many are really run, and where they do not fit fewer, until the most is
+known to 3 %: only what ran is stated. Beside it stand the rows that latemask picks by itself and the speed at the
+largest. A size below the card's is simulated: the allocator may then take no more than what a card of that size would
+leave it. What no longer fits into the time is listed as left out; the JSON is written anew after each measurement.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Options:
     row_tokens: int = 512
     """Tokens of a row."""
     measured_rows: tuple[int, int] = (8, 24)
-    """The two row counts that the prediction is made from."""
+    """The two row counts that are run first."""
 
     def __post_init__(self) -> None:
         few, more = self.measured_rows
@@ -104,6 +104,18 @@ def predicted_rows(few: Peak, more: Peak, room: int) -> int:
     if a_row <= 0:
         raise ValueError(f"{more.rows} rows hold no more than {few.rows}")
     return max(0, few.rows + int((room - few.bytes) // a_row))
+
+
+def settled(measure: Callable[[int], Peak | None], few: Peak, more: Peak, room: int) -> tuple[Peak, Peak]:
+    """Two peaks to predict from: at an eighth and a quarter of the rows that ``few`` and ``more`` predict, or as many
+    as run, where that is further up: few rows may have their peak at another moment than many."""
+    far = predicted_rows(few, more, room) // 4
+    while far // 2 > more.rows:
+        near_peak, far_peak = measure(far // 2), measure(far)
+        if near_peak is not None and far_peak is not None and far_peak.bytes > near_peak.bytes:
+            return near_peak, far_peak
+        far //= 2
+    return few, more
 
 
 def largest(measure: Callable[[int], Peak | None], few: Peak, more: Peak, room: int) -> tuple[Peak | None, list[int]]:
@@ -278,9 +290,10 @@ def one(name: str, run: Run, device: torch.device, options: Options, found: dict
                 "room_bytes": room, "held_before_bytes": held, "picked_rows": picked[gigabytes], "rows": None,
             }  # fmt: skip
             if few is not None and more is not None:
-                told |= {"a_row_bytes": (more.bytes - few.bytes) / (more.rows - few.rows)}
-                told |= {"predicted_rows": predicted_rows(few, more, room)}
-                peak, failed = largest(trained.peak, few, more, room)
+                near, far = settled(trained.peak, few, more, room)
+                told |= {"a_row_bytes": (far.bytes - near.bytes) / (far.rows - near.rows)}
+                told |= {"predicted_rows": predicted_rows(near, far, room)}
+                peak, failed = largest(trained.peak, near, far, room)
                 told |= {"failed_rows": failed}
                 if peak is not None:
                     told |= {"rows": peak.rows, "peak_bytes": peak.bytes, "tokens_per_second": peak.tokens_per_second}

@@ -12,6 +12,7 @@ finetune``, ``evaluate``, ``rank`` and ``report`` take the folder like any other
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -55,6 +56,8 @@ class Options:
     """Folder of prepared text."""
     out: Path
     """Run folder, new."""
+    overwrite: bool = False
+    """Begin anew where the folder holds such a run: it does not resume."""
 
 
 def read(arguments: Sequence[str]) -> tuple[Options, config.Run]:
@@ -63,7 +66,7 @@ def read(arguments: Sequence[str]) -> tuple[Options, config.Run]:
     absolute = config.replace(recipe(name if name[0] != "-" else "mlm_base"), {"shape.positions": "absolute"})
     options, run = parse_run(Options, absolute, rest if name[0] != "-" else arguments, prog="roberta.py RECIPE")
     if run.shape.positions != "absolute" or not is_plain_mlm(run):
-        raise Refusal("roberta.py", f"{run.recipe} with {run.shape.positions} positions", "MLM, absolute positions")
+        raise Refusal("RECIPE", f"{run.recipe} with {run.shape.positions} positions", "MLM, absolute positions")
     return options, run
 
 
@@ -73,8 +76,12 @@ def main() -> None:
     store = open_store(options.data)
     run = store.fitted(run)
     if options.out.exists():
-        raise Refusal(options.out, "something already there", "a new folder")
-    options.out.mkdir(parents=True)
+        if not (options.overwrite and (options.out / "journal.jsonl").is_file()):
+            raise Refusal(options.out, "something already there", "a new folder, or with --overwrite a run's")
+        for step in checkpoint.steps(options.out):
+            shutil.rmtree(step)
+        (options.out / "journal.jsonl").unlink()
+    options.out.mkdir(parents=True, exist_ok=True)
     Trainer(run, options, store).train()
 
 

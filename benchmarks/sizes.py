@@ -190,7 +190,7 @@ def measure(options: Options) -> dict[str, Any]:
             console.say(f"{one.name}: {one.milliseconds:.1f} ms, {time.monotonic() - begun:.0f} s so far")
         keep(found, options)
     assert base is not None
-    if not found["left_out"]:
+    if not found["left_out"] and time.monotonic() - begun + longest <= options.seconds:
         again = timed(entries[0], options, device)
         found["drift"] = again and base.tokens_per_second / again.tokens_per_second
     keep(found, options)

@@ -85,7 +85,9 @@ def test_what_does_not_fit_is_left_out_whenever_that_is_found(moment, error, mon
     monkeypatch.setattr(place, moment, short)
     with pytest.raises(Refusal, match="no entry that fits"):
         bench.run_bench(options)
-    assert capsys.readouterr().err.count("fit the memory") == 2
+    told = capsys.readouterr()
+    assert told.err.count("fit the memory") == 2
+    assert "done" not in told.out + told.err
     too_large.remove("mlm_tiny")
     bench.run_bench(options)
     assert "mae_lm: 1 rows" in (told := capsys.readouterr()).err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import stat
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -77,6 +78,24 @@ def test_sizes_are_measured_beside_their_flops(small_sizes):
         assert text in drawn
 
 
+def test_the_base_is_not_timed_again_beyond_the_time(tmp_path, monkeypatch):
+    clock = iter(range(0, 10_000, 100))
+    monkeypatch.setattr(sizes, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    options = sizes.Options(
+        tmp_path / "sizes.json", seconds=1000, size="tiny", systems=("mlm",), row_tokens=(8, 16), rates=(0.15,),
+        at_row_tokens=16, tokens=32, rounds=1, steps=1,
+    )  # fmt: skip
+    timed, calls = sizes.timed, []
+    monkeypatch.setattr(sizes, "timed", lambda entry, *rest: calls.append(entry.name) or timed(entry, *rest))
+    assert sizes.measure(options)["drift"] is not None
+    assert len(calls) == 3
+    clock = iter([0, 0, 0, 500, 900, 901, 902, 903])
+    calls.clear()
+    found = sizes.measure(options)
+    assert (found["left_out"], found["drift"]) == ([], None)
+    assert len(calls) == 2
+
+
 def test_sizes_beyond_the_time_are_left_out_by_name(tmp_path):
     options = sizes.Options(out=tmp_path / "sizes.json", seconds=0, size="tiny", systems=("mlm",), row_tokens=(8, 16),
                             rates=(0.15, 0.5), at_row_tokens=16, tokens=32, rounds=1, steps=1)  # fmt: skip
@@ -142,6 +161,39 @@ def test_a_line_that_bends_is_followed():
     assert 196 / 1.03 <= found.rows <= 196
     assert failed[0] == 260
     assert len(asked) <= 5
+
+
+@pytest.mark.parametrize("bend", [9, 30, 100, 150])
+def test_rows_are_predicted_from_passes_beyond_the_bend(bend):
+    """With recomputation the update holds the most of few rows: there 24 MB a row, behind it 56."""
+    mb = 10**6
+
+    def bent(rows: int) -> memory.Peak:
+        return memory.Peak(rows, 4 * GB + 24 * mb * rows + 32 * mb * max(0, rows - bend))
+
+    room, asked = 80 * GB, []
+
+    def measure(rows: int) -> memory.Peak | None:
+        asked.append(rows)
+        return found if (found := bent(rows)).bytes <= room else None
+
+    right = max(rows for rows in range(3200) if bent(rows).bytes <= room)
+    assert memory.predicted_rows(bent(8), bent(24), room) > 1.03 * right
+    near, far = memory.settled(measure, bent(8), bent(24), room)
+    assert memory.predicted_rows(near, far, room) == right
+    assert memory.largest(measure, near, far, room) == (bent(right), [])
+    assert len(asked) == 3
+
+
+def test_where_far_passes_do_not_run_nearer_ones_do():
+    def fits(rows: int) -> memory.Peak | None:
+        return peak(rows) if rows <= 40 else None
+
+    near, far = memory.settled(fits, memory.Peak(1, peak(1).bytes), memory.Peak(2, peak(1).bytes + 1), 80 * GB)
+    assert (near, far) != (peak(1), peak(2))
+    assert far.rows <= 40
+    assert memory.settled(lambda rows: None, peak(8), peak(24), 80 * GB) == (peak(8), peak(24))
+    assert memory.settled(fits, peak(8), peak(24), 24 * GB) == (peak(8), peak(24))  # an eighth is no further up
 
 
 def test_where_nothing_runs_an_end_is_found():

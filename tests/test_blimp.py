@@ -17,7 +17,7 @@ from latemask.downstream.masked_loss import held_out, masked_loss
 from latemask.downstream.options import EvaluateOptions, FinetuneOptions
 from latemask.downstream.runner import finetune
 from latemask.errors import Refusal
-from latemask.hf.loading import load_masked_model
+from latemask.hf.loading import TransformersMaskedModel, load_masked_model
 from latemask.model.masked_model import MaskedModel
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
@@ -61,6 +61,67 @@ def test_scores_equal_one_forward_pass_a_token(system, whole_words):
         assert found[number] == pytest.approx(total, abs=1e-5)
     lengths = [len(places) for places in scored]
     assert lengths == [len(ids) for ids in tokenizer.encode_batch(SENTENCES)]
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+@pytest.mark.parametrize("system", ["mlm", "mae_lm", "three_ml_cross", "misaligned_positions"])
+def test_the_host_never_waits_for_the_device_between_batches(system, whole_words, monkeypatch):
+    """Of a tensor of device meta nothing can be read."""
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # which does not know the device
+    model, tokenizer = masked_model(system)
+    rows, scored, words = sentence_rows(SENTENCES, Inputs(tokenizer, 48), whole_words)
+    done = []
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):  # at the end
+        pseudo_log_likelihoods(model.to("meta"), rows, scored, mask=4, pad=1, device=torch.device("meta"), words=words,
+                               batch_tokens=100, advance=done.append)  # fmt: skip
+    assert sum(done) == sum(map(len, scored))
+
+
+def test_every_batch_holds_rows_of_one_length_and_no_more_tokens_than_asked():
+    model, tokenizer = masked_model()
+    rows, scored, words = sentence_rows(SENTENCES * 3, Inputs(tokenizer, 48), True)
+    seen = []
+    model.register_forward_pre_hook(lambda _, given: seen.append((given[0].shape, (given[0] == 4).sum(1), given[1:])))
+    pseudo_log_likelihoods(model, rows, scored, mask=4, pad=1, device=CPU, words=words, batch_tokens=100)
+    assert sum(len(masks) for _, masks, _ in seen) == sum(map(len, scored))
+    for (count, tokens), masks, (real, masked) in seen:
+        assert real is None
+        assert (masks == masked).all()
+        assert count == 1 or count * tokens <= 100
+    assert max(count for (count, _), _, _ in seen) > 1
+
+
+@pytest.mark.parametrize("whole_words", [False, True])
+@pytest.mark.parametrize("kind", ["Roberta", "Bert", "MPNet", "ModernBert", "DistilBert", "DebertaV2"])
+def test_models_of_transformers_score_as_in_one_forward_pass_a_token(kind, whole_words):
+    tokenizer = byte_level()
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=tokenizer.vocabulary, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, dim=32, n_layers=1,
+        n_heads=2, hidden_dim=48, intermediate_size=48, max_position_embeddings=50, pad_token_id=1, bos_token_id=0,
+        eos_token_id=2, cls_token_id=0, sep_token_id=2,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    theirs = getattr(transformers, f"{kind}ForMaskedLM")(config).double().eval()
+    for weight in theirs.parameters():
+        weight.data.add_(0.2 * torch.randn_like(weight))
+    rows, scored, words = sentence_rows(SENTENCES[:2], Inputs(tokenizer, 48), whole_words)
+    multiplied = []
+    theirs.get_output_embeddings().register_forward_hook(lambda _, given, out: multiplied.append(out.shape))
+    found = pseudo_log_likelihoods(TransformersMaskedModel(theirs, 4), rows, scored, mask=4, pad=1, device=CPU,
+                                   words=words)  # fmt: skip
+    assert sum(shape[0] for shape in multiplied) == sum(map(len, scored))
+    assert all(shape[1] < min(map(len, rows)) for shape in multiplied)  # masks alone
+    for number, row in enumerate(rows):
+        total = 0.0
+        for place in scored[number]:
+            shown = torch.tensor(row[None]).long()
+            behind = np.arange(len(row)) > place
+            shown[0, place] = 4
+            if words is not None:
+                shown[0, behind & (words[number] == words[number][place])] = 4
+            with torch.no_grad():
+                total += float(theirs(shown, torch.ones_like(shown)).logits[0, place].log_softmax(-1)[row[place]])
+        assert found[number] == pytest.approx(total, abs=1e-5)
 
 
 def test_whole_words_hide_more():

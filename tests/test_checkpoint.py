@@ -88,6 +88,24 @@ def test_reading_gives_the_model_and_the_encoder_that_were_written(tmp_path: Pat
     assert all(torch.equal(read.state_dict()[name], tensor) for name, tensor in model.state_dict().items())
 
 
+@pytest.mark.parametrize("positions", ["absolute", "absolute+relative", "rotary"])
+def test_reading_draws_no_weights(positions: str, tmp_path: Path) -> None:
+    """Nothing of what is read is made first, and all that no file holds is there."""
+    run = replace(tiny_run("three_ml_self"), {"shape.positions": positions})
+    model = Pretrainer(run)
+    step = checkpoint.write(tmp_path / "run", run, State(), model.state_dict(), {}, b"{}")
+    before = torch.get_rng_state()
+    found, encoder = checkpoint.read_pretrainer(step), checkpoint.read_encoder(step)
+    assert torch.equal(torch.get_rng_state(), before)
+    for one, other in ((found, model), (encoder, model.encoder)):
+        assert dict(one.named_buffers()).keys() == dict(other.named_buffers()).keys()
+        for (name, tensor), wanted in zip([*one.named_parameters(), *one.named_buffers()],
+                                          [*other.parameters(), *other.buffers()], strict=True):  # fmt: skip
+            assert tensor.device.type == "cpu", name
+            assert torch.equal(tensor, wanted), name
+            assert tensor.requires_grad == wanted.requires_grad
+
+
 @pytest.mark.parametrize("reverses", [False, True])
 def test_the_newest_is_so_by_number_not_by_name_or_time(tmp_path: Path, reverses: bool) -> None:
     steps = [9800, 9900, 10_000, 10_100, 12_345_678]

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
 
 from latemask.config import Training
 from latemask.training import compiler
-from latemask.training.compiler import compiles, imported_meanwhile
+from latemask.training.compiler import begun_meanwhile, compiles
 
 PROGRAM = """
 import sys
 import torch
 from latemask.config import Training
-from latemask.training.compiler import COMPILER, imported_meanwhile
+from latemask.training.compiler import COMPILER, begun_meanwhile
 assert COMPILER not in sys.modules
-with imported_meanwhile(Training(compile=sys.argv[1]), torch.device("cpu")):
+with begun_meanwhile(Training(compile=sys.argv[1]), torch.device("cpu")):
     torch.manual_seed(0)
     drawn = [torch.randn(1_000).sum().item() for _ in range(100)]
 torch.manual_seed(0)
@@ -34,17 +35,44 @@ def test_the_compiler_is_imported_where_it_is_wanted(setting, is_there):
 
 def test_a_compiler_that_cannot_be_imported_is_told_by_whoever_uses_it(monkeypatch, capfd):
     monkeypatch.setattr(compiler, "COMPILER", "torch._no_such_compiler")
-    with imported_meanwhile(Training(compile="on"), torch.device("cpu")):
+    with begun_meanwhile(Training(compile="on"), torch.device("cpu")):
         pass
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_gpu_begins_meanwhile_and_what_it_lacks_is_told_by_whoever_uses_it(monkeypatch, capfd):
+    begun, zeros = [], torch.zeros
+
+    def fails(*sizes, device):
+        begun.append((threading.current_thread(), device))
+        raise RuntimeError("no such card")
+
+    monkeypatch.setattr(torch, "zeros", fails)
+    with begun_meanwhile(Training(compile="off"), torch.device("cuda", 7)):
+        zeros(1)
+    [(thread, device)] = begun
+    assert device == torch.device("cuda", 7)
+    assert thread is not threading.main_thread()
+    assert not thread.is_alive()
+    assert capfd.readouterr() == ("", "")
+
+
+def test_the_loop_imports_nothing_of_the_compiler_or_of_what_shards_a_model():
+    """Both take most of a second: they come where they are used, or while weights are drawn."""
+    program = "import sys, latemask.training.loop; print([name for name in sys.argv[1:] if name in sys.modules])"
+    heavy = ["torch._dynamo", "torch._inductor", "torch.distributed.fsdp", "torch.distributed.tensor", "sympy",
+             "transformers", "rich", "matplotlib"]  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", program, *heavy], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_an_error_of_the_body_comes_through():
-    with pytest.raises(KeyError), imported_meanwhile(Training(compile="off"), torch.device("cpu")):
+    with pytest.raises(KeyError), begun_meanwhile(Training(compile="off"), torch.device("cpu")):
         raise KeyError
 
 
 def test_compiling_is_the_default_on_cuda_alone():
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
-    assert [compiles(Training(compile=way), device) for way in ("on", "off", "auto") for device in (cuda, cpu)] == [
-        True, True, False, False, True, False]  # fmt: skip
+    for pays, on_cuda in ((True, True), (False, False)):
+        assert [compiles(way, device, pays) for way in ("on", "off", "auto") for device in (cuda, cpu)] == [
+            True, True, False, False, on_cuda, False]  # fmt: skip

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import sys
 import tarfile
+import threading
 from pathlib import Path
 from typing import get_args
 
@@ -18,7 +19,7 @@ from latemask.cli.pretrain import read
 from latemask.downstream.runner import output_folder
 from latemask.errors import Refusal
 
-evidence, roberta = load("evidence"), load("roberta")
+cards, evidence, roberta = load("cards"), load("evidence"), load("roberta")
 
 
 def options(study: str, folder: Path, **changes):
@@ -64,6 +65,138 @@ def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):
     assert run.training == dataclasses.replace(runs["mae_lm,seed=4"], max_seconds=386.0)
 
 
+@pytest.mark.parametrize(("study", "flag", "value"), [
+    ("masks", "seconds", 100.0), ("real-text", "seconds", 100.0), ("tuning", "rows", 128), ("real-text", "rows", 64),
+    ("tuning", "rate", "2e-4"), ("real-text-rotary", "rate", "1e-3"), ("real-text", "tokens", 1000),
+    ("time", "seeds", (1, 2)),
+])  # fmt: skip
+def test_a_flag_that_a_study_makes_nothing_of_is_refused(study, flag, value, tmp_path):
+    said = " ".join(map(str, value)) if isinstance(value, tuple) else value
+    with pytest.raises(Refusal, match=rf"^--{flag}: found {said}, .*{study}.*; wanted it with one of: .*objectives"):
+        options(study, tmp_path, **{flag: value})
+
+
+@pytest.mark.parametrize("flag", ["seconds", "rows", "rate", "tokens", "seeds"])
+@pytest.mark.parametrize("study", get_args(evidence.Study))
+def test_a_flag_that_a_study_takes_changes_its_commands(study, flag, tmp_path):
+    value = {"seconds": 7.0, "rows": 7, "rate": "7e-7", "tokens": 7_000_000, "seeds": (7,)}[flag]
+    if study in evidence.TAKEN_BY[flag]:
+        changed = evidence.jobs_of(options(study, tmp_path, **{flag: value}))
+        assert {job.command for job in changed}.isdisjoint(
+            job.command for job in evidence.jobs_of(options(study, tmp_path)) if job.run is not None
+        )
+
+
+def test_what_rewrites_rows_is_asked_for_no_chance_of_one_token(tmp_path):
+    names = {job.name for job in evidence.jobs_of(options("masks", tmp_path))}
+    assert "decoder_cross/blimp" in names
+    assert "decoder_causal_cross/glue" in names
+    assert "decoder_causal_cross/blimp" not in names
+
+
+def test_squad_is_cut_as_fits_the_rows_of_a_recipe(tmp_path):
+    for size, stride in (("tiny", "32"), (None, None)):
+        jobs = evidence.jobs_of(options("objectives", tmp_path, size=size, seeds=(1,)))
+        found = [job for job in jobs if job.name in ("mlm,seed=1/squad", "mlm,seed=1/save-squad2")]
+        assert len(found) == 2
+        for job in found:
+            flags = dict(zip(job.command, job.command[1:], strict=False))
+            assert flags.get("--stride-tokens") == stride
+
+
+def test_of_three_ml_the_corners_of_the_front_come_first(tmp_path):
+    names = [job.name for job in evidence.jobs_of(options("three-ml", tmp_path)) if job.run is not None]
+    assert len(names) == 6 * 5
+    assert names[:6] == ["k=0,rate=0.15", "k=0,rate=0.5", "self,rate=0.5", "k=0,rate=0.4", "self,rate=0.4",
+                         "cross,rate=0.5"]  # fmt: skip
+    assert set(names) == {f"{system},rate={rate}" for system in ("k=0", "k=3", "k=6", "k=9", "self", "cross")
+                          for rate in (0.15, 0.3, 0.4, 0.5, 0.6)}  # fmt: skip
+    few = evidence.jobs_of(options("three-ml", tmp_path, trials=3))
+    assert [job.name for job in few if job.run is not None] == names[:3]
+    assert [job.name for job in few] == [name for trial in names[:3] for name in (trial, f"{trial}/blimp",
+                                                                                   f"{trial}/glue")]  # fmt: skip
+    with pytest.raises(Refusal, match=r"--only: found none of the first 2"):
+        evidence.jobs_of(options("three-ml", tmp_path, trials=2, only=("k=9,rate=0.6",)))
+
+
+@pytest.mark.parametrize(("tokens", "steps"), [(250_000_000, 3814), (512 * 128 * 3, 3), (1, 1)])
+def test_time_measures_checkpoints_that_are_saved_and_the_last_one(tokens, steps, tmp_path):
+    jobs = evidence.jobs_of(options("time", tmp_path, tokens=tokens))
+    trials, _ = evidence.trials_of(options("time", tmp_path, tokens=tokens))
+    for trial in trials:
+        assert trial.steps[-1] == steps
+        assert len(set(trial.steps)) == len(trial.steps) <= 6
+        [run] = [job for job in jobs if job.name == trial.name]
+        flags = dict(zip(run.command, run.command[1:], strict=False))
+        assert flags["--training.steps"] == str(steps)
+        assert all(step % int(flags["--training.save-every"]) == 0 for step in trial.steps[:-1])
+
+
+def test_a_slice_on_another_machine_does_not_do_again_what_is_whole(tmp_path):
+    """There are the notes, and no weights: a pretraining is done again only for what is still to be measured of it."""
+
+    def job(name, after=None, run=None, *more):
+        return evidence.Job(name, (sys.executable, "-c", code, name, *more), after, run=run)
+
+    code = f"import sys; open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[1] + ' ')"
+    jobs = [job("a", run=tmp_path / "a"), job("a/x", "a", None, "--parallel", "4")]
+
+    def work(jobs):
+        (tmp_path / "order").write_text("")
+        queue = cards.Queue(jobs, evidence.Runner(jobs, tmp_path, lambda: False).run)
+        queue.work([0])
+        assert len(queue.done) == len(jobs)
+        return (tmp_path / "order").read_text().split()
+
+    assert work(jobs) == ["a", "a/x"]
+    assert work(jobs) == []
+    more = [jobs[0], job("a/x", "a", None, "--parallel", "8"), job("a/y", "a")]
+    assert work(more) == ["a", "a/y"]
+    assert work(more) == []
+    (tmp_path / "a" / "step-0000001").mkdir(parents=True)
+    (tmp_path / "a" / "step-0000001" / "encoder.safetensors").touch()
+    assert work([*more, job("a/z", "a")]) == ["a/z"]
+
+
+def test_what_is_timed_has_its_card_to_itself_and_measurements_share_one():
+    running, most = [], []
+    lock = threading.Lock()
+    together = threading.Barrier(2, timeout=60)
+
+    def run(job, card):
+        with lock:
+            running.append(job)
+            most.append([other.name for other in running])
+        if not job.is_alone:
+            together.wait()  # is passed by two at once
+        with lock:
+            running.remove(job)
+        return True
+
+    def measurement(name, after):
+        return evidence.Job(name, (), after)
+
+    jobs = [evidence.Job("a", (), run=Path("a")), measurement("a/x", "a"), measurement("a/y", "a"),
+            evidence.Job("b", (), run=Path("b")), measurement("b/x", "b"), measurement("b/y", "b")]  # fmt: skip
+    queue = cards.Queue(jobs, run)
+    queue.work([0], at_once=2)
+    assert len(queue.done) == 6
+    assert all(names == [name] for names in most for name in names if "/" not in name)
+
+
+def test_what_a_job_raises_is_raised_and_the_others_are_done():
+    def run(job, card):
+        if job.name == "a":
+            raise ValueError("a")
+        return True
+
+    jobs = [evidence.Job("a", ()), evidence.Job("a/x", (), "a"), evidence.Job("b", ())]
+    queue = cards.Queue(jobs, run)
+    with pytest.raises(ValueError, match="a"):
+        queue.work([0, 1])
+    assert (queue.done, queue.failed) == ({"b"}, {"a", "a/x"})
+
+
 @pytest.mark.parametrize("changes", [{"rows": 0}, {"tokens": 0}, {"first": 0}, {"together": 0}, {"parallel": -1},
                                      {"seeds": ()}, {"cards": ()}, {"tasks": ()}])  # fmt: skip
 def test_what_counts_nothing_is_refused_before_any_job(changes, tmp_path):
@@ -78,12 +211,10 @@ def test_jobs_run_once_in_order_over_cards_and_what_failed_stops_only_its_own(tm
 
     append = f"import sys; open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[1] + ' ')"
     jobs = [job("a", append), job("b", "raise SystemExit(3)"), job("a/x", append, "a"), job("b/x", append, "b")]
-    for name in ("jobs", "logs"):
-        (tmp_path / name).mkdir()
     for _ in range(2):
-        cards = evidence.Cards(jobs, tmp_path, lambda: False)
-        cards.work(0)
-        assert (cards.done, cards.failed) == ({"a", "a/x"}, {"b", "b/x"})
+        queue = cards.Queue(jobs, evidence.Runner(jobs, tmp_path, lambda: False).run)
+        queue.work([0])
+        assert (queue.done, queue.failed, queue.left) == ({"a", "a/x"}, {"b", "b/x"}, [])
     assert (tmp_path / "order").read_text() == "a a/x "
     assert json.loads((tmp_path / "jobs" / "a.json").read_text())["card"] == 0
     with tarfile.open(tmp_path / "evidence.tar.gz") as archive:
@@ -97,12 +228,8 @@ def test_a_job_told_to_stop_in_the_middle_is_gone_on_with(tmp_path):
         "signal.signal(signal.SIGTERM, lambda *_: (file.touch(), sys.exit(75)))\n"
         "time.sleep(60); sys.exit(1)"
     )
-    for name in ("jobs", "logs"):
-        (tmp_path / name).mkdir()
     stopped = evidence.Job("a", (sys.executable, "-c", code, str(tmp_path / "file")), stop_at_seconds=2)
-    cards = evidence.Cards([stopped], tmp_path, lambda: False)
-    cards.work(0)
-    assert cards.done == {"a"}
+    assert evidence.Runner([stopped], tmp_path, lambda: False).run(stopped, 0)
     assert (tmp_path / "file").exists()
 
 

@@ -1,9 +1,9 @@
 """Fine-tuning learns, repeats itself bit for bit, continues a queue, and says when a result is worthless."""
 
+import contextlib
 import dataclasses
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -17,7 +17,7 @@ from latemask.downstream import stepper
 from latemask.downstream.bucketed import DeviceRows, epoch_batches, sorted_batches
 from latemask.downstream.casts import Casts, used_once
 from latemask.downstream.examples import Examples
-from latemask.downstream.finetune import Bench, Model, result_of
+from latemask.downstream.finetune import EVALUATION_TOKENS, Bench, Model, predict, result_of
 from latemask.downstream.grid import points_of
 from latemask.downstream.heads import NO_LABEL, FineTuned, losses
 from latemask.downstream.inputs import Frame, Inputs, longest_first
@@ -87,6 +87,26 @@ def test_learns_and_repeats_itself_bit_for_bit():
     assert result["id2label"] == {"0": "dog", "1": "cat"}
     assert result["updates"] == 8 * 12
     assert json.loads(json.dumps(result)) == result
+
+
+@pytest.mark.parametrize("kind", ["classification", "tokens"])
+def test_predictions_are_those_of_each_row_alone_and_the_host_waits_for_the_device_once(kind, monkeypatch):
+    net = FineTuned(tiny_model().encoder, kind, 3, 0.0).eval()
+    rows = [np.arange(5, 5 + length, dtype=np.int32) for length in (9, 3, 7, 7, 3, 11, 4)]
+    monkeypatch.setitem(EVALUATION_TOKENS, "cpu", 14)
+    found = predict(net, rows, 1, CPU, FAST)
+    for row, output in zip(rows, found, strict=True):
+        ids = torch.from_numpy(row)[None].long()
+        with torch.no_grad():
+            expected = net(ids, torch.ones_like(ids, dtype=torch.bool))[0]
+        np.testing.assert_allclose(output, expected.numpy(), atol=1e-5)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)  # which does not know the device
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())
+    asked = []
+    net.register_forward_hook(lambda *_: asked.append(1))
+    with pytest.raises(NotImplementedError, match="Cannot copy out of meta tensor"):
+        predict(net.to("meta"), rows, 1, torch.device("meta"), FAST)
+    assert len(asked) == len(sorted_batches(np.array(list(map(len, rows))), 14)) > 3
 
 
 def test_equals_a_plain_loop():
@@ -594,26 +614,6 @@ finetune({options_of(folder, tmp_path, epochs=200)!r})
     assert [path.name for path in tmp_path.glob("*.claim*")] == [claim.name]
 
 
-def test_an_exit_that_is_lost_in_a_callback_is_made_good_by_an_alarm():
-    program = """
-import os, signal, time, weakref
-from latemask.downstream import runner
-
-class Thing:
-    pass
-
-runner.GRACE_SECONDS = 1
-signal.signal(signal.SIGTERM, runner._end)
-thing = Thing()
-held = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
-del thing
-time.sleep(100)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "SystemExit" in done.stderr
-    assert done.returncode == -signal.SIGALRM
-
-
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_told_to_end_it_gives_up_the_claims_of_all_its_lanes(parallel, folders, tmp_path):
     folder, _ = folders
@@ -717,12 +717,12 @@ def test_compiling_pays_by_all_the_updates_that_a_process_makes(folders, tmp_pat
     monkeypatch.setattr("latemask.downstream.worker.points_of", points)
     finetune(options_of(folder, tmp_path, seeds=2, epochs=1, batch_rows=None))
     assert told == [2 * 64 / 8, 2 * 64 / 16, float("inf")]
-    few, many = stepper.COMPILE_FROM_UPDATES - 1, stepper.COMPILE_FROM_UPDATES
-    for compiled, is_cuda, updates, wanted in (
-        ("auto", True, few, False), ("auto", True, many, True), ("auto", True, float("inf"), True),
-        ("auto", False, float("inf"), False), ("on", False, few, True), ("off", True, many, False),
-    ):  # fmt: skip
-        assert stepper.pays(dataclasses.replace(FAST, compile=compiled), is_cuda, updates) == wanted
+    asked = []
+    monkeypatch.setattr(stepper, "compiles", lambda setting, device, pays: asked.append(pays) or False)
+    monkeypatch.setattr("latemask.downstream.finetune.Stepper", stepper.Stepper)
+    monkeypatch.setattr(stepper, "COMPILE_FROM_UPDATES", 2 * 64 // 8)
+    finetune(options_of(folder, tmp_path / "asked", seeds=2, epochs=1, batch_rows=None))
+    assert asked == [True, False, False]  # of 16, 8 and 4 updates
 
 
 def test_benches_have_encoders_of_their_own():

@@ -136,11 +136,78 @@ except KeyboardInterrupt:
     assert done.stdout.split() == ["started", "heard"]
 
 
-def swallows_the_first(path: str) -> None:
+LEAVING = """
+import multiprocessing, os, signal, sys, time, weakref
+from latemask import workers
+workers.TOLD_AGAIN_SECONDS = 0.2
+workers.exit_when_told(3)
+"""
+
+
+def left(program: str) -> tuple[list[str], int, str]:
+    """What a process printed that was told to end, its status, and its errors."""
+    done = subprocess.run([sys.executable, "-c", LEAVING + program], capture_output=True, text=True, timeout=100)
+    return done.stdout.split(), done.returncode, done.stderr
+
+
+def test_an_exit_that_is_lost_in_a_callback_is_raised_again() -> None:
+    said, status, errors = left("""
+class Thing:
+    pass
+thing = Thing()
+held = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGTERM))
+try:
+    del thing
+    print("lost", flush=True)
+    while True:
+        time.sleep(0.05)
+finally:
+    print("given-up", flush=True)
+""")
+    assert (said, status) == (["lost", "given-up"], 3)
+    assert "SystemExit" in errors
+
+
+def test_nothing_cuts_into_the_clean_up_of_an_exit() -> None:
+    """Neither the alarm nor who tells it again, also inside of a generator that is closed, nor at the very end."""
+    said, status, errors = left("""
+import atexit, contextlib
+def slow(name):
+    signal.raise_signal(signal.SIGTERM)
+    for _ in range(10):
+        time.sleep(0.05)
+    print(name, flush=True)
+def lane():
+    try:
+        yield
+    finally:
+        slow("closed")
+@contextlib.contextmanager
+def claimed():
+    try:
+        yield
+    finally:
+        slow("given-up")
+going = lane()
+next(going)
+with claimed():
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        going.close()
+""")
+    assert (said, status, errors) == (["closed", "given-up"], 3, "")
+
+
+def test_an_end_without_a_signal_is_as_ever() -> None:
+    assert left("print('done')") == (["done"], 0, "")
+
+
+def ends_late(path: str) -> None:
     def heard(*_):
-        if (Path(path) / "once").exists():
-            raise SystemExit(3)
-        (Path(path) / "once").touch()
+        time.sleep(0.5)
+        (Path(path) / "ended").touch()
+        raise SystemExit(3)
 
     signal.signal(signal.SIGTERM, heard)
     (Path(path) / "ready").touch()
@@ -148,11 +215,10 @@ def swallows_the_first(path: str) -> None:
         time.sleep(0.05)
 
 
-def test_who_has_been_told_to_end_and_has_not_is_told_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(workers, "TOLD_AGAIN_SECONDS", 0.2)
-    process = multiprocessing.get_context("spawn").Process(target=swallows_the_first, args=(str(tmp_path),))
+def test_who_ends_workers_waits_for_them(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=ends_late, args=(str(tmp_path),))
     process.start()
     wait_until(lambda: (tmp_path / "ready").exists())
     workers.end([process])
-    assert (tmp_path / "once").exists()
-    assert process.exitcode is not None
+    assert (tmp_path / "ended").exists()
+    assert process.exitcode == 3

@@ -224,7 +224,8 @@ def run_bench(options: BenchOptions) -> None:
                     raise
                 console.warn(f"{stepper.entry.name}: {stepper.entry.rows} rows no longer fit the memory, left out")
                 steppers.remove(stepper)
-        console.say(f"round {number + 1} of {options.rounds} done")
+        if steppers:
+            console.say(f"round {number + 1} of {options.rounds} done")
     if not steppers:
         raise Refusal("--rows, --peer-rows", "no entry that fits the memory", "fewer rows, or a smaller --size")
     peak = card.peak if (card := card_of_device(machine["card"])) else None

@@ -1,19 +1,45 @@
-"""Worker processes: Ctrl-C is their parent's alone to hear, and they end with it, however it ends."""
+"""Processes that end well: told to, by an exit that gives up what they hold; workers with their parent, however it
+ends, whose alone it is to hear Ctrl-C."""
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import signal
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 
 TOLD_AGAIN_SECONDS = 5.0
-"""Who has been told to end and has not is told so again: what a signal's handler raises is lost where it comes inside
-of a callback that cannot raise."""
+
+
+def exit_when_told(status: int) -> None:
+    """From now on SIGTERM raises SystemExit(``status``); called in another thread than the main one it does nothing.
+
+    What a signal's handler raises is lost where it comes inside of a callback that cannot raise (a weak reference's, a
+    ``__del__``): an alarm has it raised again, until the process is leaving.
+    """
+
+    def leave(*_: object) -> None:
+        signal.setitimer(signal.ITIMER_REAL, TOLD_AGAIN_SECONDS)
+        if not _is_leaving():
+            sys.exit(status)
+
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGALRM, signal.SIGTERM):
+            signal.signal(number, leave)
+        atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
+
+
+def _is_leaving() -> bool:
+    """Whether what is run is the clean-up of an exit."""
+    error = sys.exception()
+    while error is not None and not isinstance(error, SystemExit):
+        error = error.__context__
+    return error is not None
 
 
 @contextmanager
@@ -40,10 +66,7 @@ def end(processes: Sequence[BaseProcess]) -> None:
     for process in processes:
         process.terminate()
     for process in processes:
-        process.join(TOLD_AGAIN_SECONDS)
-        while process.is_alive():
-            process.terminate()
-            process.join(TOLD_AGAIN_SECONDS)
+        process.join()
 
 
 def end_with_parent(end: Callable[[], object]) -> None:
@@ -54,6 +77,4 @@ def end_with_parent(end: Callable[[], object]) -> None:
 
 def _end_after(parent: BaseProcess, end: Callable[[], object]) -> None:
     parent.join()
-    while True:
-        end()
-        time.sleep(TOLD_AGAIN_SECONDS)
+    end()

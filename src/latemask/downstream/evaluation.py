@@ -21,8 +21,12 @@ from latemask.writing import check_file, write_json
 if TYPE_CHECKING:
     import torch
 
-MASKED_BATCH_TOKENS = {"cuda": 16_384}
-"""Logits of models of transformers are computed at every token: a batch is smaller than in other evaluations."""
+MOST_BATCH_TOKENS = 131_072
+"""Of minimal pairs on a GPU: enough work for the host to be ahead of it."""
+BYTES_A_TOKEN = 1 << 18
+"""Of the memory that is free on a GPU."""
+MASKED_LOSS_TOKENS = 16_384
+"""Of the masked loss on a GPU, whose rows may be masked for the most part: each mask has logits."""
 OTHER_BATCH_TOKENS = 4_096
 
 
@@ -146,7 +150,14 @@ def _say_subset(subset: dict[str, str]) -> None:
 
 
 def _batch_tokens(options: EvaluateOptions, device: torch.device) -> int:
-    return options.batch_tokens or MASKED_BATCH_TOKENS.get(device.type, OTHER_BATCH_TOKENS)
+    if options.batch_tokens or device.type != "cuda":
+        return options.batch_tokens or OTHER_BATCH_TOKENS
+    if options.suite == "masked-loss":
+        return MASKED_LOSS_TOKENS
+    import torch
+
+    free, _ = torch.cuda.mem_get_info(device)
+    return min(MOST_BATCH_TOKENS, max(1, free // BYTES_A_TOKEN))
 
 
 def _masked_loss(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:

@@ -213,14 +213,18 @@ class Training:
 def predict(
     net: FineTuned, rows: Sequence[np.ndarray], pad: int, device: torch.device, settings: Settings
 ) -> list[np.ndarray]:
-    """Outputs of ``net`` for rows of ids, see ``problem.Predict``."""
+    """Outputs of ``net`` for rows of ids, see ``problem.Predict``. The host waits for the device once all is asked."""
     held = DeviceRows(rows, pad, device)
     outputs: list[np.ndarray] = [np.empty(0)] * len(rows)
-    for numbers in sorted_batches(held.lengths, EVALUATION_TOKENS["cuda" if device.type == "cuda" else "cpu"]):
-        ids, real = held.gather(torch.from_numpy(numbers).to(device), int(held.lengths[numbers].max()))
+    batches = sorted_batches(held.lengths, EVALUATION_TOKENS["cuda" if device.type == "cuda" else "cpu"])
+    there = torch.from_numpy(np.concatenate(batches)).to(device).split([len(numbers) for numbers in batches])
+    found = []
+    for numbers, numbers_there in zip(batches, there, strict=True):
+        ids, real = held.gather(numbers_there, int(held.lengths[numbers].max()))
         with autocast(device, settings):
-            scores = net(ids, real)
-        for number, output in zip(numbers, scores.float().cpu().numpy(), strict=True):
+            found.append(net(ids, real).float())
+    for numbers, scores in zip(batches, found, strict=True):
+        for number, output in zip(numbers, scores.cpu().numpy(), strict=True):
             outputs[number] = output[: held.lengths[number]] if net.kind in ("tokens", "span") else output
     return outputs
 

@@ -131,6 +131,6 @@ class EvaluateOptions:
     rows: int = 1024
     """masked-loss: most rows."""
     batch_tokens: int | None = None
-    """Tokens in a batch; none: 65,536 on a GPU, 4,096 elsewhere."""
+    """Tokens in a batch; none: 4,096, on a GPU 16,384 or (blimp) up to 131,072 by its free memory."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 on GPUs that have it (blimp and masked-loss: fp32 unless bf16 is asked for)."""

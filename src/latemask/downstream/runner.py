@@ -7,11 +7,10 @@ import dataclasses
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from latemask import console
 from latemask.downstream.claims import ANEW, being_done, is_done, read_results
@@ -21,21 +20,19 @@ from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
 from latemask.errors import Refusal
-from latemask.workers import deaf_to_interrupts, end, end_with_parent
+from latemask.workers import deaf_to_interrupts, end, end_with_parent, exit_when_told
 from latemask.writing import write_json
 
 SUMMARY = "summary.json"
 STOPPED = 128 + signal.SIGTERM
 """Exit status of a process that was told to end."""
-GRACE_SECONDS = 30
-"""In which it has to be gone."""
 SHOWN = {*METRICS, "span_f1", "exact", "best_exact", "best_f1"}
 """Metrics that the printed table has room for."""
 
 
 def run_finetune(options: FinetuneOptions) -> None:
     """What ``latemask finetune`` does: see ``finetune``. Told to end (SIGTERM), it gives up its claims as it goes."""
-    signal.signal(signal.SIGTERM, _end)
+    exit_when_told(STOPPED)
     finetune(options)
 
 
@@ -149,7 +146,7 @@ def _work_in_processes(options: FinetuneOptions, out: Path) -> list[str]:
 
 def _worker(options: FinetuneOptions, out: Path, place: int, writer: Connection) -> None:
     """Told to end, by its parent or by that one's end, it gives up its claims as it goes."""
-    signal.signal(signal.SIGTERM, _end)
+    exit_when_told(STOPPED)
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
     try:
         names = _work(options, out, place)
@@ -158,12 +155,6 @@ def _worker(options: FinetuneOptions, out: Path, place: int, writer: Connection)
     except Refusal as refusal:
         console.warn(str(refusal))
         raise SystemExit(2) from None
-
-
-def _end(*_: object) -> NoReturn:
-    """Go by an exit, which gives up claims; by an alarm where that is lost in a callback that cannot raise."""
-    signal.alarm(GRACE_SECONDS)
-    sys.exit(STOPPED)
 
 
 def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:

@@ -21,17 +21,13 @@ from latemask.downstream.casts import Casts, used_once
 from latemask.downstream.heads import FineTuned, losses
 from latemask.downstream.settings import Settings
 from latemask.errors import Refusal
+from latemask.training.compiler import compiles
 from latemask.training.distributed import has_bf16
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All but cuDNN, whose gradient is NaN with a mask at some lengths (pytorch/pytorch#196678)."""
 COMPILE_FROM_UPDATES = 4000
 """From so many updates of a process on, compiling pays for itself."""
-
-
-def pays(settings: Settings, is_cuda: bool, updates: float) -> bool:
-    """Whether blocks are compiled where a process has so many updates before it."""
-    return settings.compile == "on" or (settings.compile == "auto" and is_cuda and updates >= COMPILE_FROM_UPDATES)
 
 
 class Labels:
@@ -49,7 +45,10 @@ class Labels:
 
 
 class Stepper:
-    """Model, optimizer and the data on one device, to be used in a lane. ``step`` never waits for the device."""
+    """Model, optimizer and the data on one device, to be used in a lane. ``step`` never waits for the device.
+
+    ``updates``: as many as the process has before it.
+    """
 
     def __init__(self, model: FineTuned, rows: DeviceRows, labels: Labels, settings: Settings, device: torch.device,
                  batch_rows: int, updates: float):  # fmt: skip
@@ -58,7 +57,7 @@ class Stepper:
         self.uses_graphs = self.is_cuda and settings.graphs != "off"
         if settings.graphs == "on" and not self.is_cuda:
             raise Refusal("--graphs", f"on, on {device.type}", "a CUDA GPU")
-        self.compiles = pays(settings, self.is_cuda, updates)
+        self.compiles = compiles(settings.compile, device, pays=updates >= COMPILE_FROM_UPDATES)
         self.numbers = torch.zeros(batch_rows, dtype=torch.int64, device=device)
         self.weight = torch.zeros(batch_rows, device=device)
         self.casts: Casts | None = None

@@ -121,10 +121,44 @@ class TransformersMaskedModel(_Foreign):
         super().__init__(model)
         self.mask = mask
 
-    def forward(self, ids: Int[Tensor, "B N"], real: Bool[Tensor, "B N"] | None = None) -> Float[Tensor, "K T"]:
-        """Logits at the K masks of ``ids``, in the order of ``(ids == mask).nonzero()``."""
+    def forward(
+        self, ids: Int[Tensor, "B N"], real: Bool[Tensor, "B N"] | None = None, masked: int | None = None
+    ) -> Float[Tensor, "K T"]:
+        """Logits at the K masks of ``ids``, in the order of ``(ids == mask).nonzero()``.
+
+        Where ``masked`` says how many masks each row has (and no token is padding), nothing here waits for the device,
+        and only vectors at masks are multiplied with the token table.
+        """
         given = self.inputs(ids, real)
-        return self.model(**given).logits[given["input_ids"] == self.mask]
+        if real is not None or masked is None:
+            return self.model(**given).logits[given["input_ids"] == self.mask]
+        del given["attention_mask"]
+        places = (ids != self.mask).long().argsort(dim=1, stable=True)[:, :masked, None]
+        with _only_at(self.model.get_output_embeddings(), ids.shape[1], places):
+            logits = self.model(**given).logits
+        if logits.shape[1] != masked:  # a head that multiplies in another way
+            logits = logits.gather(1, places.expand(-1, -1, logits.shape[2]))
+        return logits.flatten(0, 1)
+
+
+@contextlib.contextmanager
+def _only_at(table: nn.Module | None, tokens: int, places: Int[Tensor, "B M 1"]) -> Iterator[None]:
+    """Of rows of ``tokens`` vectors ``table`` gets those at ``places`` alone."""
+
+    def chosen(layer: nn.Module, given: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x, *others = given
+        if x.ndim == 3 and x.shape[:2] == (len(places), tokens):
+            x = x.gather(1, places.expand(-1, -1, x.shape[2]))
+        return x, *others
+
+    if table is None:
+        yield
+        return
+    hook = table.register_forward_pre_hook(chosen)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ import os
 import shlex
 import shutil
 import signal
-import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +28,7 @@ from latemask.text.blocks import BLOCK_BYTES, Reading, blocks, estimated_text_by
 from latemask.text.corpus import Counts, read_block, refuse_without_text
 from latemask.text.files import File, find
 from latemask.text.tokenizer import Tokenizer, load_tokenizer
+from latemask.workers import exit_when_told
 from latemask.writing import check_free, written_aside
 
 if TYPE_CHECKING:
@@ -327,8 +326,7 @@ def _report(counts: list[FileCounts], seconds: float) -> int:
 
 def run_prepare(options: PrepareOptions) -> None:
     """What ``latemask prepare`` does: prepare, print the counts, and the next command. SIGTERM cleans up and ends."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    exit_when_told(128 + signal.SIGTERM)
     begun = time.monotonic()
     counts = prepare(
         options.files,

@@ -16,6 +16,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -217,7 +218,9 @@ def read_state(step: Path) -> State:
 
 def read_pretrainer(step: Path) -> Pretrainer:
     """Encoder, decoder and head in fp32, in evaluation mode. Raises ``Refusal`` listing keys that do not match."""
-    model = Pretrainer(read_run(step))
+    run = read_run(step)
+    with torch.device("meta"):  # no weights are drawn that are read in the next lines
+        model = Pretrainer(run)
     tensors = {f"encoder.{name}": tensor for name, tensor in _tensors(step / ENCODER).items()}
     load_strictly(model, tensors | _tensors(step / REST), step)
     return model.eval()
@@ -225,7 +228,9 @@ def read_pretrainer(step: Path) -> Pretrainer:
 
 def read_encoder(step: Path) -> Encoder:
     """The encoder alone in fp32, in evaluation mode. Raises ``Refusal`` listing keys that do not match."""
-    encoder = Encoder(read_run(step).shape)
+    shape = read_run(step).shape
+    with torch.device("meta"):
+        encoder = Encoder(shape)
     load_strictly(encoder, _tensors(step / ENCODER), step / ENCODER)
     return encoder.eval()
 
@@ -235,7 +240,10 @@ def read_optimizer(step: Path) -> dict[str, Tensor]:
 
 
 def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
-    """``load_state_dict`` in which every missing, unexpected or misshapen key is a ``Refusal`` that lists it."""
+    """``load_state_dict`` in which every missing, unexpected or misshapen key is a ``Refusal`` that lists it.
+
+    Parameters of ``module`` that are on the device meta become copies of ``tensors``.
+    """
     own = module.state_dict()
     odd = [f"missing {name}" for name in own.keys() - tensors.keys()]
     odd += [f"unexpected {name}" for name in tensors.keys() - own.keys()]
@@ -244,7 +252,9 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) ->
     if odd:
         more = f" and {len(odd) - 6} more" if len(odd) > 6 else ""
         raise Refusal(where, ", ".join(sorted(odd)[:6]) + more, "the tensors of its run.json")
-    module.load_state_dict(tensors)
+    if is_empty := any(tensor.is_meta for tensor in own.values()):
+        tensors = {name: tensor.to(own[name].dtype, copy=True) for name, tensor in tensors.items()}
+    module.load_state_dict(tensors, assign=is_empty)
 
 
 def _split(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -1,11 +1,14 @@
-"""torch's compiler takes seconds to import: a thread does so while weights are drawn, which leaves Python free."""
+"""torch's compiler takes seconds to import, a GPU to begin: threads do so while weights are drawn, which leaves Python
+free."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
 from collections.abc import Iterator
+from functools import partial
 from threading import Thread
+from typing import Literal
 
 import torch
 
@@ -14,28 +17,36 @@ from latemask.config import Training
 COMPILER = "torch._inductor.compile_fx"
 
 
-def compiles(training: Training, device: torch.device) -> bool:
-    """Whether blocks are compiled: as the settings say, by default on CUDA."""
-    return training.compile == "on" or (training.compile == "auto" and device.type == "cuda")
+def compiles(setting: Literal["auto", "on", "off"], device: torch.device, pays: bool = True) -> bool:
+    """Whether blocks are compiled: as the ``setting`` says, with "auto" on CUDA where it ``pays``."""
+    return setting == "on" or (setting == "auto" and device.type == "cuda" and pays)
 
 
 @contextlib.contextmanager
-def imported_meanwhile(training: Training, device: torch.device) -> Iterator[None]:
-    """The compiler, where it ``compiles``, is imported while the body runs, and is there at its end.
+def begun_meanwhile(training: Training, device: torch.device) -> Iterator[None]:
+    """The GPU, and the compiler where it ``compiles``, are made ready while the body runs, and are so at its end.
 
     The body must import nothing of torch itself: two threads in one circle of imports see half a module each. What
-    fails to import does so again, in the open, where it is first used.
+    fails does so again, in the open, where it is first used.
     """
-    thread = Thread(target=_import, daemon=True)
-    if compiles(training, device):
+    works = [_import] if compiles(training.compile, device) else []
+    works += [partial(_begin, device)] if device.type == "cuda" else []
+    threads = [Thread(target=work, daemon=True) for work in works]
+    for thread in threads:
         thread.start()
     try:
         yield
     finally:
-        if thread.ident is not None:
+        for thread in threads:
             thread.join()
 
 
 def _import() -> None:
     with contextlib.suppress(Exception):
         importlib.import_module(COMPILER)
+
+
+def _begin(device: torch.device) -> None:
+    """The first tensor on it makes the driver's context."""
+    with contextlib.suppress(Exception):
+        torch.zeros(1, device=device)

@@ -1,7 +1,8 @@
 """Two ways for many processes to train one model: each holds all of it (DDP), or a shard of every parameter (FSDP2).
 
 This file alone knows of the two. To the loop either is a module to be called with a batch, the gradients of whose
-backward passes are averages over all processes.
+backward passes are averages over all processes. FSDP2 is imported where it shards: it takes most of a second, in which
+a start that compiles could draw weights.
 
 FSDP2: Zhao et al., PyTorch FSDP (2023), section 3.2, in its form of one DTensor a parameter
 (``torch.distributed.fsdp.fully_shard``).
@@ -9,15 +10,15 @@ FSDP2: Zhao et al., PyTorch FSDP (2023), section 3.2, in its form of one DTensor
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from latemask.config import Training
@@ -25,6 +26,10 @@ from latemask.errors import Refusal
 from latemask.model.pretrainer import Pretrainer
 from latemask.model.stack import Block
 from latemask.training.distributed import World
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
 
 
 def refuse_uneven(training: Training, world: World) -> None:
@@ -46,6 +51,8 @@ def placed(model: Pretrainer, world: World, training: Training, *, half: bool) -
     """
     if training.data_parallel == "replicate" or world.size == 1:
         return model.to(world.device)
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
     mesh = init_device_mesh(world.device.type, (world.size,))
     numbers = MixedPrecisionPolicy(torch.bfloat16 if half else None, torch.float32, cast_forward_inputs=False)
     for module in model.modules():
@@ -63,7 +70,7 @@ def placed(model: Pretrainer, world: World, training: Training, *, half: bool) -
 
 def averaging(model: Pretrainer, world: World) -> nn.Module:
     """What the loop calls in place of the ``placed`` model; to be dismantled at the end."""
-    if world.size == 1 or isinstance(model, FSDPModule):
+    if world.size == 1 or _sharded(model) is not None:
         return model
     ids = [world.device.index] if world.device.type == "cuda" else None
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # broadcast_buffers, from torch 2.13 on
@@ -76,27 +83,29 @@ def reducing(trained: nn.Module, now: bool) -> Iterator[None]:
 
     Between the two each process holds the gradient of the whole model, its own rows'.
     """
-    if isinstance(trained, FSDPModule):
-        trained.set_requires_gradient_sync(now)
+    if (sharded := _sharded(trained)) is not None:
+        sharded.set_requires_gradient_sync(now)
     with trained.no_sync() if isinstance(trained, DistributedDataParallel) and not now else nullcontext():
         yield
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor of which this process holds a shard; all processes must ask for it."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor if (cut := _cut(tensor)) is None else cut.full_tensor()
 
 
 def shard(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor if (cut := _cut(tensor)) is None else cut.to_local()
 
 
 def like(parameter: Tensor, tensor: Tensor) -> Tensor:
     """The whole ``tensor`` placed as ``parameter`` is: on its device, cut as it is."""
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(tensor, parameter.device_mesh, parameter.placements, src_data_rank=None)
-    return tensor.to(parameter.device)
+    if (cut := _cut(parameter)) is None:
+        return tensor.to(parameter.device)
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(tensor, cut.device_mesh, cut.placements, src_data_rank=None)
 
 
 def gathered(tensors: dict[str, Tensor], world: World) -> dict[str, Tensor]:
@@ -120,3 +129,21 @@ def dismantle(trained: nn.Module) -> None:
     """
     if isinstance(trained, DistributedDataParallel):
         del trained.logger, trained.reducer
+
+
+def _sharded(model: nn.Module) -> FSDPModule | None:
+    """``model``, where its parameters were sharded."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return None
+    from torch.distributed.fsdp import FSDPModule
+
+    return model if isinstance(model, FSDPModule) else None
+
+
+def _cut(tensor: Tensor) -> DTensor | None:
+    """``tensor``, where this process holds a shard of it."""
+    if "torch.distributed.tensor" not in sys.modules:
+        return None
+    from torch.distributed.tensor import DTensor
+
+    return tensor if isinstance(tensor, DTensor) else None

@@ -33,7 +33,7 @@ from latemask.model.pretrainer import Pretrainer
 from latemask.text.store import open_store
 from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
-from latemask.training.compiler import imported_meanwhile
+from latemask.training.compiler import begun_meanwhile
 from latemask.training.data_parallel import dismantle, gathered, reducing
 from latemask.training.distributed import World, joined_world
 from latemask.training.guards import locked, refuse_beyond_memory, signals
@@ -114,7 +114,7 @@ def pretrain(
         refuse_beyond_memory(run)
         torch.manual_seed(run.training.seed)
         state = State(data=str(Path(data).resolve()), data_fingerprint=store.fingerprint)
-        with imported_meanwhile(run.training, world.device):
+        with begun_meanwhile(run.training, world.device):
             model = Pretrainer(run)
         parts = assemble(run, store, model, {}, None, world)
         if world.leads:
@@ -142,7 +142,7 @@ def _resumed(
     if state.updates > (wanted := now.updates):
         raise Refusal("training.steps", f"{wanted:,} in all", f"{state.updates:,} or more, where {step} stands",
                       "Nothing was changed")  # fmt: skip
-    with imported_meanwhile(now.training, world.device):
+    with begun_meanwhile(now.training, world.device):
         model = checkpoint.read_pretrainer(step)
     micro_rows = state.micro_rows if state.processes == world.size and has_the_same_room(before, now) else None
     parts = assemble(now, store, model, checkpoint.read_optimizer(step), micro_rows, world)

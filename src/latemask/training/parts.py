@@ -74,7 +74,7 @@ def assemble(
     mine = last_row - first_row
     if settings.recompute:
         recompute_blocks(model)
-    is_compiled = compiles(settings, device)
+    is_compiled = compiles(settings.compile, device)
     micro_rows = settings.micro_rows or micro_rows
     if not micro_rows and is_compiled and multiplies_in_half(settings.precision, device):
         micro_rows = counted_micro_rows(run, mine, world)
