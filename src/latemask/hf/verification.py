@@ -23,7 +23,7 @@ from torch import Tensor
 
 from latemask.config import Shape
 from latemask.errors import Refusal
-from latemask.hf import fresh
+from latemask.hf import fresh, stock
 from latemask.hf.filling import MASK, masked_ids
 from latemask.hf.vectors import framed, padded
 from latemask.model.encoder import Encoder
@@ -32,6 +32,8 @@ from latemask.text.tokenizer import Tokenizer
 
 TOLERANCE = 1e-6
 """Largest difference of a hidden state or logit, in units of the largest of them (at least 1), in float64."""
+ROTARY_TOLERANCE = 1e-5
+"""The same of a RoFormer, which keeps its angles in single precision."""
 
 SENTENCE = "It was a bright cold day in April, and the clocks were striking thirteen. "
 TEXTS = (
@@ -65,7 +67,7 @@ def verify(export: Path, model: Encoder | MaskedModel, tokenizer: Tokenizer, *, 
     """Load ``export`` in a fresh process and compare it with ``model``, which is left in float64.
 
     Raises ``Refusal`` where a key is missing, unexpected or mismatched, where the ids of a text differ, or where a
-    number differs by more than ``TOLERANCE``.
+    number differs by more than ``TOLERANCE`` (RoFormer: ``ROTARY_TOLERANCE``).
     """
     fills_masks = isinstance(model, MaskedModel)
     shape = model.shape
@@ -107,9 +109,10 @@ def verify(export: Path, model: Encoder | MaskedModel, tokenizer: Tokenizer, *, 
     for side in ("full", "right", "left"):
         ours[side] = _outputs(model, rows[f"{side}.ids"], rows[f"{side}.real"])
     difference = 0.0
+    tolerance = ROTARY_TOLERANCE if answer["model_class"].startswith(stock.PREFIX["roformer"]) else TOLERANCE
     for name, expected in ours.items():
         apart = float((expected - theirs[name]).abs().max())
-        if not apart <= TOLERANCE * max(1.0, float(expected.abs().max())):
+        if not apart <= tolerance * max(1.0, float(expected.abs().max())):
             raise Refusal(export, f"numbers {apart:.2g} apart ({name})", f"{answer['model_class']} as the run's model")
         difference = max(difference, apart)
     literal_ids = framed(tokenizer.encode_batch([literals])[0].tolist(), shape.specials, shape.row_tokens)
