@@ -222,7 +222,7 @@ def test_losses_of_the_pairs_that_have_ended_are_compared_and_the_others_said(tm
 # Cost and time
 
 
-@given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=7), st.booleans())
+@given(st.lists(st.tuples(st.integers(0, 500), FINITE), min_size=1, max_size=7), st.booleans())
 def test_on_the_front_are_those_that_none_as_cheap_is_as_good_as(points, is_loss):
     named = {str(number): point for number, point in enumerate(points)}
     sign = -1 if is_loss else 1
@@ -232,6 +232,11 @@ def test_on_the_front_are_those_that_none_as_cheap_is_as_good_as(points, is_loss
         others = [one for one in found if one != name]
         beaten = any(named[one][0] <= cost and sign * named[one][1] >= sign * quality for one in others)
         assert beaten == (name not in found)
+
+
+def test_who_costs_a_step_more_is_as_cheap():
+    assert front({"a": (310.0, 3.5), "b": (310.1, 3.2), "c": (300.0, 3.6), "d": (311.0, 3.1)}, True) == ["c", "b", "d"]
+    assert front({"a": (310.1, 3.2), "b": (310.0, 3.2), "c": (310.0, 3.2)}, True) == ["b"]
 
 
 def test_quality_stands_beside_cost_and_a_figure_joins_the_front(tmp_path):

@@ -15,6 +15,8 @@ from latemask.report.tables import Drawing, Table, Value, anchor
 FEWEST = 3
 """A front of fewer systems says no more than the table."""
 ON_FRONT = "◆"
+AS_CHEAP = 1.001
+"""Who costs no more than so many times as much is as cheap: runs that the clock ends differ by a step."""
 
 
 def _ended(material: Material) -> list[Worth]:
@@ -40,13 +42,15 @@ def _front(name: str, found: Sequence[Worth]) -> tuple[dict[str, plots.Point], l
 
 
 def front(points: Mapping[str, plots.Point], is_loss: bool) -> list[str]:
-    """The names of (cost, quality) ``points`` that no other at the same or a lower cost equals, cheapest first."""
-    sign, best, found = -1 if is_loss else 1, float("-inf"), []
-    for name in sorted(points, key=lambda name: (points[name][0], -sign * points[name][1])):
-        if sign * points[name][1] > best:
-            best = sign * points[name][1]
-            found.append(name)
-    return found
+    """The names of (cost, quality) ``points`` that none as cheap is as good as, cheapest first; of equals the first."""
+    sign = -1 if is_loss else 1
+    order = {name: (sign * quality, -cost, -number) for number, (name, (cost, quality)) in enumerate(points.items())}
+
+    def is_beaten(name: str) -> bool:
+        enough = points[name][0] * AS_CHEAP
+        return any(points[one][0] <= enough and order[one] > order[name] for one in points)
+
+    return sorted((name for name in points if not is_beaten(name)), key=lambda name: points[name][0])
 
 
 def cost_table(material: Material) -> Table | None:
