@@ -76,6 +76,24 @@ def test_a_copy_made_while_the_run_went_on_is_that_run(tmp_path):
         assert (one.name, one.copies, len(one.lines)) == ("a", ("before",), len(lines_of(run)))
 
 
+def test_a_copy_of_which_a_line_is_damaged_is_that_run(tmp_path):
+    run = write_curve(tmp_path / "a", "mlm_tiny", 3.0, 100)
+    copy = Path(shutil.copytree(run, tmp_path / "b")) / "journal.jsonl"
+    copy.write_text(copy.read_text().replace('{"kind": "train"', '{{"kind": "train"', 1))
+    for order in itertools.permutations([run, copy.parent]):
+        [one] = read_folders(order)
+        assert (one.name, one.copies, len(one.lines)) == ("a", ("b",), len(lines_of(run)))
+        assert [problem.where for problem in one.left_out] == [f"{copy}:3"]
+
+
+def test_runs_that_have_only_begun_and_those_that_went_on_apart_are_no_copies(tmp_path):
+    run = lines_of(write_curve(tmp_path / "a", "mlm_tiny", 3.0, 100))
+    other = lines_of(write_curve(tmp_path / "b", "mlm_tiny", 3.0, 110))
+    write_lines(tmp_path / "b", run[:9] + other[9:20])
+    write_lines(tmp_path / "begun", run[:2])
+    assert [folder.copies for folder in read_folders([tmp_path])] == [()] * 3
+
+
 def test_runs_of_other_settings_or_numbers_are_no_copies(tmp_path):
     begun = [write_lines(tmp_path / name, lines_of(write_journal(tmp_path / name, recipe))[:1])
              for name, recipe in (("a", "mlm_tiny"), ("b", "mae_lm_tiny"))]  # fmt: skip

@@ -227,7 +227,7 @@ def from_transformers(model: PreTrainedModel, specials: Specials) -> Encoder:
 
     ``specials``: ids of the model's special tokens; its configuration knows only three of them. A token type table has
     one row in use, which goes into the positions (RoBERTa) or the tokens (RoFormer). Raises ``Refusal`` for another
-    class, another activation, and where a RoFormer rotates values too or has narrower token vectors.
+    class, another activation, a decoder, and where a RoFormer rotates values too or has narrower token vectors.
     """
     base = model.base_model
     if not isinstance(base, RobertaModel | MPNetModel | RoFormerModel):
@@ -236,7 +236,7 @@ def from_transformers(model: PreTrainedModel, specials: Specials) -> Encoder:
     kind: Stock = (
         "mpnet" if isinstance(base, MPNetModel) else "roformer" if isinstance(base, RoFormerModel) else "roberta"
     )
-    wanted: dict[str, Any] = {"hidden_act": "gelu"}
+    wanted: dict[str, Any] = {"hidden_act": "gelu", "is_decoder": False}
     if kind == "mpnet":
         wanted |= {"relative_attention_num_buckets": MPNET_BUCKETS}
     if kind == "roformer":
