@@ -281,6 +281,10 @@ def test_keys_that_do_not_match_are_listed(run_folder: Path) -> None:
     save_file(tensors | {name: tensors[name][:-1].clone()}, step / "encoder.safetensors")
     with pytest.raises(Refusal, match=r"tokens.weight \(\d+, 32\) instead of \(\d+, 32\)"):
         checkpoint.read_encoder(step)
+    for kind in (torch.int64, torch.complex64):
+        save_file(tensors | {name: tensors[name].to(kind)}, step / "encoder.safetensors")
+        with pytest.raises(Refusal, match=f"tokens.weight of {kind}"):
+            checkpoint.read_encoder(step)
     (step / "encoder.safetensors").write_bytes(b"no tensors")
     with pytest.raises(Refusal, match="a broken file"):
         checkpoint.read_encoder(step)

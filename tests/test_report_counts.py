@@ -284,6 +284,16 @@ def test_validation_losses_that_do_not_compare_share_no_front_no_time_and_no_lin
     ]
 
 
+@pytest.mark.parametrize("at_first", [{"subset": True}, {"fingerprint": "other"}, {"degenerate": True}])
+def test_a_curve_joins_what_was_measured_as_the_newest_was(at_first, tmp_path):
+    run = write_curve(tmp_path / "a", "mlm_tiny", 3.0, 100)
+    earlier = [point("rte", step / 1000, run="a", step=step, **at_first) for step in (250, 500)]
+    put(run, *earlier, *(point("rte", step / 1000, run="a", step=step) for step in (750, 1000)))
+    seconds = [at for at, _ in material_of(tmp_path).curves["a"]["RTE"]]
+    assert seconds == [25, 50, 75, 100] if "degenerate" in at_first else [75, 100]
+    assert run_report(ReportOptions((str(run),), tmp_path / "r.html")) == 0
+
+
 def test_losses_on_other_text_do_not_compare(tmp_path):
     for name, alone in (("a", 7.0), ("b", 7.0), ("c", 6.5)):
         start, *lines = lines_of(write_journal(tmp_path / name, batch_rows=ord(name)))
