@@ -309,6 +309,21 @@ def test_optimizer_tensors_that_do_not_match_are_listed() -> None:
             load_optimizer_tensors(model, make_optimizer(model, run.training), odd)
 
 
+def test_an_optimizer_in_half_precision_goes_on_in_single() -> None:
+    run = tiny_run()
+    model = Pretrainer(run)
+    optimizer = make_optimizer(model, run.training)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    half = {name: tensor.bfloat16() for name, tensor in optimizer_tensors(optimizer).items()}
+    again = make_optimizer(model, run.training)
+    load_optimizer_tensors(model, again, half)
+    again.step()
+    assert {tensor.dtype for state in again.state.values() for tensor in state.values()} == {torch.float32}
+    assert {float(state["step"]) for state in again.state.values()} == {2.0}
+
+
 def test_files_are_safetensors_and_json_never_pickles(finished: Path) -> None:
     for path in finished.rglob("*"):
         if path.is_file() and path.name != ".lock":
