@@ -92,7 +92,7 @@ def test_every_batch_holds_rows_of_one_length_and_no_more_tokens_than_asked():
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
-@pytest.mark.parametrize("kind", ["Roberta", "Bert", "MPNet", "ModernBert", "DistilBert", "DebertaV2"])
+@pytest.mark.parametrize("kind", ["Roberta", "Bert", "MPNet", "RoFormer", "ModernBert", "DistilBert", "DebertaV2"])
 def test_models_of_transformers_score_as_in_one_forward_pass_a_token(kind, whole_words):
     tokenizer = byte_level()
     config = getattr(transformers, f"{kind}Config")(
