@@ -92,7 +92,7 @@ def test_every_batch_holds_rows_of_one_length_and_no_more_tokens_than_asked():
 
 
 @pytest.mark.parametrize("whole_words", [False, True])
-@pytest.mark.parametrize("kind", ["Roberta", "Bert", "MPNet", "ModernBert", "DistilBert", "DebertaV2"])
+@pytest.mark.parametrize("kind", ["Roberta", "Bert", "MPNet", "RoFormer", "ModernBert", "DistilBert", "DebertaV2"])
 def test_models_of_transformers_score_as_in_one_forward_pass_a_token(kind, whole_words):
     tokenizer = byte_level()
     config = getattr(transformers, f"{kind}Config")(
@@ -170,10 +170,12 @@ def test_any_minimal_pairs_are_read(tmp_path):
 
 def test_sentences_that_cannot_be_scored_are_refused():
     model, tokenizer = masked_model()
-    with pytest.raises(Refusal, match=r"'': found no token"):
+    with pytest.raises(Refusal, match=r"'': found no token in ''"):
         sentence_rows(["a", ""], Inputs(tokenizer, 48), False)
     with pytest.raises(Refusal, match="at most 48"):
         sentence_rows(["extraordinarily " * 20], Inputs(tokenizer, 48), False)
+    with pytest.raises(Refusal, match=r"^a\.jsonl:7: found \d+ tokens from 'extra.* at most 48"):
+        sentence_rows(["a", long := "extraordinarily " * 20], Inputs(tokenizer, 48), False, {long: "a.jsonl:7"})
     with pytest.raises(Refusal, match="mask"):
         pseudo_log_likelihoods(model, [np.array([0, 4, 2])], [np.array([1])], mask=4, pad=1, device=CPU)
     rows, scored, _ = sentence_rows(["a <mask> b"], Inputs(tokenizer, 48), False)  # here it is text
@@ -220,6 +222,9 @@ def test_the_command_scores_runs_and_hugging_face_models(tmp_path, capsys):
         part = evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "pairs.jsonl"), out=str(out), first=1))
         assert (part["pairs"], part["subset"]) == (1, {"pairs": "the first 1 of each file"})
         assert "Subset, not to be set beside published numbers" in capsys.readouterr().out
+    write_lines(tmp_path / "long.jsonl", [*pairs, {"sentence_good": "a", "sentence_bad": "a " * 60}])
+    with pytest.raises(Refusal, match=r"long.jsonl:3: found \d+ tokens from 'a a"):
+        evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "long.jsonl"), out=str(out)))
 
 
 def test_results_of_other_data_or_options_are_other_files(tmp_path, monkeypatch):

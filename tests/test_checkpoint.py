@@ -281,6 +281,10 @@ def test_keys_that_do_not_match_are_listed(run_folder: Path) -> None:
     save_file(tensors | {name: tensors[name][:-1].clone()}, step / "encoder.safetensors")
     with pytest.raises(Refusal, match=r"tokens.weight \(\d+, 32\) instead of \(\d+, 32\)"):
         checkpoint.read_encoder(step)
+    for kind in (torch.int64, torch.complex64):
+        save_file(tensors | {name: tensors[name].to(kind)}, step / "encoder.safetensors")
+        with pytest.raises(Refusal, match=f"tokens.weight of {kind}"):
+            checkpoint.read_encoder(step)
     (step / "encoder.safetensors").write_bytes(b"no tensors")
     with pytest.raises(Refusal, match="a broken file"):
         checkpoint.read_encoder(step)
@@ -303,6 +307,21 @@ def test_optimizer_tensors_that_do_not_match_are_listed() -> None:
     ]:
         with pytest.raises(Refusal, match=named):
             load_optimizer_tensors(model, make_optimizer(model, run.training), odd)
+
+
+def test_an_optimizer_in_half_precision_goes_on_in_single() -> None:
+    run = tiny_run()
+    model = Pretrainer(run)
+    optimizer = make_optimizer(model, run.training)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    half = {name: tensor.bfloat16() for name, tensor in optimizer_tensors(optimizer).items()}
+    again = make_optimizer(model, run.training)
+    load_optimizer_tensors(model, again, half)
+    again.step()
+    assert {tensor.dtype for state in again.state.values() for tensor in state.values()} == {torch.float32}
+    assert {float(state["step"]) for state in again.state.values()} == {2.0}
 
 
 def test_files_are_safetensors_and_json_never_pickles(finished: Path) -> None:

@@ -200,6 +200,9 @@ def test_buckets_are_mpnet_s():
         (lambda: roformer(embedding_size=16), "embedding_size"),
         (lambda: roformer(hidden_act="relu"), "hidden_act"),
         (lambda: roformer(pad_token_id=0), "specials.pad"),
+        (lambda: roformer(is_decoder=True), "is_decoder"),
+        (lambda: randomised(roformer()), "other angles"),
+        (lambda: roberta(SPECIALS, is_decoder=True), "is_decoder"),
         (lambda: BertForMaskedLM(bert_config()), "BertModel"),
     ],
 )

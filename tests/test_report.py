@@ -222,8 +222,8 @@ def test_losses_over_whole_rows_stand_apart_under_their_own_name(tmp_path):
 
 
 def test_a_run_without_validation_shows_its_training_loss_under_that_name(tmp_path):
-    write_journal(tmp_path / "a")
-    lines = [line for line in read_folders([tmp_path / "a"])[0].lines if line["kind"] != "validation"]
+    write_journal(tmp_path / "a"), write_journal(tmp_path / "b")
+    lines = [line for line in read_folders([tmp_path / "b"])[0].lines if line["kind"] != "validation"]
     runs = read_folders([tmp_path / "a", write_lines(tmp_path / "b", lines)])
     assert row_of(runs_table(runs), "b")["validation loss"] is None
     figure = plots.losses({run.name: run.lines for run in runs})

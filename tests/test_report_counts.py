@@ -76,6 +76,24 @@ def test_a_copy_made_while_the_run_went_on_is_that_run(tmp_path):
         assert (one.name, one.copies, len(one.lines)) == ("a", ("before",), len(lines_of(run)))
 
 
+def test_a_copy_of_which_a_line_is_damaged_is_that_run(tmp_path):
+    run = write_curve(tmp_path / "a", "mlm_tiny", 3.0, 100)
+    copy = Path(shutil.copytree(run, tmp_path / "b")) / "journal.jsonl"
+    copy.write_text(copy.read_text().replace('{"kind": "train"', '{{"kind": "train"', 1))
+    for order in itertools.permutations([run, copy.parent]):
+        [one] = read_folders(order)
+        assert (one.name, one.copies, len(one.lines)) == ("a", ("b",), len(lines_of(run)))
+        assert [problem.where for problem in one.left_out] == [f"{copy}:3"]
+
+
+def test_runs_that_have_only_begun_and_those_that_went_on_apart_are_no_copies(tmp_path):
+    run = lines_of(write_curve(tmp_path / "a", "mlm_tiny", 3.0, 100))
+    other = lines_of(write_curve(tmp_path / "b", "mlm_tiny", 3.0, 110))
+    write_lines(tmp_path / "b", run[:9] + other[9:20])
+    write_lines(tmp_path / "begun", run[:2])
+    assert [folder.copies for folder in read_folders([tmp_path])] == [()] * 3
+
+
 def test_runs_of_other_settings_or_numbers_are_no_copies(tmp_path):
     begun = [write_lines(tmp_path / name, lines_of(write_journal(tmp_path / name, recipe))[:1])
              for name, recipe in (("a", "mlm_tiny"), ("b", "mae_lm_tiny"))]  # fmt: skip
@@ -264,6 +282,16 @@ def test_validation_losses_that_do_not_compare_share_no_front_no_time_and_no_lin
     assert [drawing.title for drawing in trend_drawings(material, fields, members)] == [
         "Minimal pairs against masking.rate"
     ]
+
+
+@pytest.mark.parametrize("at_first", [{"subset": True}, {"fingerprint": "other"}, {"degenerate": True}])
+def test_a_curve_joins_what_was_measured_as_the_newest_was(at_first, tmp_path):
+    run = write_curve(tmp_path / "a", "mlm_tiny", 3.0, 100)
+    earlier = [point("rte", step / 1000, run="a", step=step, **at_first) for step in (250, 500)]
+    put(run, *earlier, *(point("rte", step / 1000, run="a", step=step) for step in (750, 1000)))
+    seconds = [at for at, _ in material_of(tmp_path).curves["a"]["RTE"]]
+    assert seconds == ([25, 50, 75, 100] if "degenerate" in at_first else [75, 100])
+    assert run_report(ReportOptions((str(run),), tmp_path / "r.html")) == 0
 
 
 def test_losses_on_other_text_do_not_compare(tmp_path):

@@ -7,7 +7,7 @@ reported. Accuracy for each paradigm, field and overall.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ class Pair:
     bad: str
     paradigm: str
     field: str
+    where: str = ""
+    """Its file and line."""
 
 
 def read_pairs(
@@ -49,9 +51,8 @@ def read_pairs(
             if not isinstance(one, str) or not isinstance(two, str) or not one.strip() or not two.strip():
                 table.refused.append((table.lines[number], "a sentence that is no text"))
                 continue
-            pairs.append(
-                Pair(one, two, str(names[number] or path.stem), str(fields[number] or "all").replace("/", "_"))
-            )
+            paradigm, where = str(names[number] or path.stem), f"{path}:{table.lines[number]}"
+            pairs.append(Pair(one, two, paradigm, str(fields[number] or "all").replace("/", "_"), where))
         if table.refused:
             refused[str(path)] = len(table.refused)
     if not pairs:
@@ -60,19 +61,22 @@ def read_pairs(
 
 
 def sentence_rows(
-    sentences: Sequence[str], inputs: Inputs, whole_words: bool
+    sentences: Sequence[str], inputs: Inputs, whole_words: bool, places: Mapping[str, str] | None = None
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray] | None]:
     """Rows ``<s> sentence </s>``, the places that are scored (all but special tokens), and, for ``whole_words``, the
-    word of each place. Raises ``Refusal`` for a sentence of no token, or longer than the model's row."""
+    word of each place. Raises ``Refusal`` for a sentence of no token, or longer than the model's row, naming its file
+    and line where ``places`` has it."""
     before, after = (np.array(part, np.int32) for part in (inputs.frame.before, inputs.frame.after_single))
     rows, scored, words = [], [], []
     encodings = inputs.encodings(sentences) if whole_words else None
     for number, ids in enumerate(inputs.tokenizer.encode_batch(sentences)):
+        shown = repr(sentences[number][:60])
+        where = (places or {}).get(sentences[number], shown)
         if not len(ids):
-            raise Refusal(repr(sentences[number][:60]), "no token", "a sentence that the model's tokenizer can read")
+            raise Refusal(where, f"no token in {shown}", "a sentence that the model's tokenizer can read")
         if len(before) + len(ids) + len(after) > inputs.most_tokens:
             raise Refusal(
-                repr(sentences[number][:60]), f"{len(ids)} tokens", f"at most {inputs.most_tokens} with special ones"
+                where, f"{len(ids)} tokens from {shown} on", f"at most {inputs.most_tokens} with special ones"
             )
         rows.append(np.concatenate([before, ids.astype(np.int32), after]))
         scored.append(len(before) + np.arange(len(ids)))

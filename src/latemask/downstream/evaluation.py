@@ -123,8 +123,12 @@ def _blimp(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
         console.warn(f"{path}: {count:,} rows left out: no two sentences")
     source, facts = _facts(options.model)
     model, tokenizer = source.masked_model().to(device), source.tokenizer()
-    sentences = list(dict.fromkeys(text for pair in pairs for text in (pair.good, pair.bad)))
-    rows, scored, words = sentence_rows(sentences, Inputs(tokenizer, model.shape.row_tokens), options.whole_words)
+    places: dict[str, str] = {}
+    for pair in pairs:
+        for text in (pair.good, pair.bad):
+            places.setdefault(text, pair.where)
+    sentences, inputs = list(places), Inputs(tokenizer, model.shape.row_tokens)
+    rows, scored, words = sentence_rows(sentences, inputs, options.whole_words, places)
     with console.progress("tokens", sum(map(len, scored)), "tokens") as advance:
         nats = pseudo_log_likelihoods(
             model, rows, scored, mask=tokenizer.specials.mask, pad=tokenizer.specials.pad, device=device, words=words,

@@ -68,6 +68,8 @@ NAMES = {"roberta": ROBERTA, "mpnet": MPNET, "roformer": ROBERTA}
 TOKENS, POSITIONS = "embeddings.word_embeddings.weight", "embeddings.position_embeddings.weight"
 TOKEN_TYPES, RELATIVE_BIAS = "embeddings.token_type_embeddings.weight", "encoder.relative_attention_bias.weight"
 ANGLES = "encoder.embed_positions.weight"
+HALF = 2**-8
+"""What bfloat16 may take from a sine."""
 
 
 def family(shape: Shape) -> Family:
@@ -227,7 +229,8 @@ def from_transformers(model: PreTrainedModel, specials: Specials) -> Encoder:
 
     ``specials``: ids of the model's special tokens; its configuration knows only three of them. A token type table has
     one row in use, which goes into the positions (RoBERTa) or the tokens (RoFormer). Raises ``Refusal`` for another
-    class, another activation, and where a RoFormer rotates values too or has narrower token vectors.
+    class, another activation, a decoder, and where a RoFormer rotates values too or by other angles,
+    or has narrower token vectors.
     """
     base = model.base_model
     if not isinstance(base, RobertaModel | MPNetModel | RoFormerModel):
@@ -236,7 +239,7 @@ def from_transformers(model: PreTrainedModel, specials: Specials) -> Encoder:
     kind: Stock = (
         "mpnet" if isinstance(base, MPNetModel) else "roformer" if isinstance(base, RoFormerModel) else "roberta"
     )
-    wanted: dict[str, Any] = {"hidden_act": "gelu"}
+    wanted: dict[str, Any] = {"hidden_act": "gelu", "is_decoder": False}
     if kind == "mpnet":
         wanted |= {"relative_attention_num_buckets": MPNET_BUCKETS}
     if kind == "roformer":
@@ -267,6 +270,8 @@ def from_transformers(model: PreTrainedModel, specials: Specials) -> Encoder:
         dropout=float(config.hidden_dropout_prob),
         initial_deviation=config.initializer_range,
     )
+    if kind == "roformer" and not torch.allclose(tensors[ANGLES].double(), _angles(shape, torch.double), atol=HALF):
+        raise Refusal(ANGLES, "other angles", "those of RoFormer, the only ones that latemask computes")
     tokens = tensors[TOKENS] + tensors[TOKEN_TYPES][0] if kind == "roformer" else tensors[TOKENS]
     padding = torch.zeros(shape.padded_vocabulary - shape.vocabulary, shape.width, dtype=dtype)
     ours = {"tokens.weight": torch.cat([tokens, padding])}

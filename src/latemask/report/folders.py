@@ -187,8 +187,8 @@ def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
 
 
 def once(folders: Sequence[RunFolder]) -> list[RunFolder]:
-    """Copies of a run, whose journals say the same as far as both go, as one run: the one with the longest journal, at
-    the place of the first, with the results of all."""
+    """Copies of a run, of which one's journal has every line of the other's, as one run: the one with the longest
+    journal, at the place of the first, with the results of all."""
     groups: list[list[RunFolder]] = []
     for folder in folders:
         group = next((group for group in groups if folder.lines and _is_same_run(folder, group[0])), None)
@@ -200,7 +200,11 @@ def once(folders: Sequence[RunFolder]) -> list[RunFolder]:
 
 
 def _is_same_run(one: RunFolder, other: RunFolder) -> bool:
-    return bool(other.lines) and all(mine == its for mine, its in zip(one.lines, other.lines, strict=False))
+    """A line that was timed has to be among those that both have: how they start repeats of a run say alike."""
+    if one.lines[0] != (other.lines or [None])[0]:
+        return False
+    fewer, more = sorted(([json.dumps(line, sort_keys=True) for line in run.lines] for run in (one, other)), key=len)
+    return set(more).issuperset(fewer) and any(line.get("seconds") for line in min(one.lines, other.lines, key=len))
 
 
 def _as_one(group: Sequence[RunFolder]) -> RunFolder:

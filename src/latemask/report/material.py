@@ -9,7 +9,7 @@ from typing import Any
 
 from latemask.report.downstream import Entry, entries
 from latemask.report.folders import RunFolder
-from latemask.report.measures import Curves, Measure, Named, curves, measures, named_apart
+from latemask.report.measures import Curves, Measure, Named, curves, kind_of, measures, named_apart
 from latemask.report.rank import last_ranks
 from latemask.report.studies import over_seeds, studies
 from latemask.report.systems import System, alike, systems
@@ -92,12 +92,13 @@ class Material:
 
     @cached_property
     def curves(self) -> Mapping[str, Curves]:
-        """By run, the curves under the names of their measures."""
+        """By run, the curves that lead to its measures, under their names."""
         found: dict[str, Curves] = {}
         for run in self.runs:
             measured = zip(self._measured[run.name], self._named[run.name], strict=True)
-            names = {plain: name for (plain, _), (name, _) in measured}
-            found[run.name] = {names[plain]: points for plain, points in curves(run, self._entries_of(run)).items()}
+            names = {kind_of(plain, measure): name for (plain, measure), (name, _) in measured}
+            known = curves(run, self._entries_of(run))
+            found[run.name] = {names[kind]: points for kind, points in known.items() if kind in names}
         return found
 
     @cached_property

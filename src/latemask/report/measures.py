@@ -51,6 +51,12 @@ class Measure(NamedTuple):
 
 Named = tuple[str, Measure]
 Curves = dict[str, list[plots.Point]]
+Kind = tuple[str, ...]
+"""A measure's name and what it was measured on: what is of one kind compares."""
+
+
+def kind_of(name: str, measure: Measure) -> Kind:
+    return name, *measure.facts.values()
 
 
 def shown_mean(ones: Sequence[Measure], sign: str = "") -> str | None:
@@ -88,12 +94,13 @@ def measures(run: RunFolder, entries: Sequence[Entry]) -> list[Named]:
     evaluations. Downstream: of the newest checkpoint that has the score."""
     found: list[Named] = []
     if run.validation:
-        found.append((_loss(run), Measure(run.validation["loss"], is_loss=True, facts=of_validation(run))))
+        found.append(_loss(run))
     losses = {}
     for one in sorted(run.of("evaluation"), key=lambda one: one["model"].get("step") or 0):
         if one["suite"] == "masked-loss" and is_own(run, one):
-            name, facts = f"masked loss, {data_of(one)}, {100 * one['rate']:.4g}%", of_masked_loss(one)
-            losses[name, *facts.values()] = (name, Measure(one["loss"], is_loss=True, facts=facts))
+            name = f"masked loss, {data_of(one)}, {100 * one['rate']:.4g}%"
+            measure = Measure(one["loss"], is_loss=True, facts=of_masked_loss(one))
+            losses[kind_of(name, measure)] = (name, measure)
     found += losses.values()
     newest = {entry.task: entry for entry in sorted(_scored(entries), key=lambda entry: entry.step or 0)}
     for task in sorted(newest, key=[AVERAGE, *GLUE, SQUAD.name, *newest].index):
@@ -101,16 +108,16 @@ def measures(run: RunFolder, entries: Sequence[Entry]) -> list[Named]:
     return found
 
 
-def curves(run: RunFolder, entries: Sequence[Entry]) -> Curves:
-    """(seconds of pretraining, value) of what was measured at several times."""
-    found: Curves = {}
+def curves(run: RunFolder, entries: Sequence[Entry]) -> dict[Kind, list[plots.Point]]:
+    """(seconds of pretraining, value) of what was measured at several times alike."""
+    found: dict[Kind, list[plots.Point]] = {}
     if run.validation and plots.kind_of_loss(run.lines) == "validation":
-        found[_loss(run)] = plots.loss_points(run.lines, "seconds")
+        found[kind_of(*_loss(run))] = plots.loss_points(run.lines, "seconds")
     for entry in sorted(_scored(entries), key=lambda entry: entry.step or 0):
         if entry.seconds is not None:
             for name, measure in _named(entry, False):
-                found.setdefault(name, []).append((entry.seconds, measure.value))
-    return {name: points for name, points in found.items() if len({seconds for seconds, _ in points}) > 1}
+                found.setdefault(kind_of(name, measure), []).append((entry.seconds, measure.value))
+    return {kind: points for kind, points in found.items() if len({seconds for seconds, _ in points}) > 1}
 
 
 def named_apart(found: Mapping[str, Sequence[Named]]) -> dict[str, list[Named]]:
@@ -133,8 +140,9 @@ def cautions(runs: Sequence[RunFolder], names: Sequence[str], cells: str) -> str
     return "".join(f" {sentence}" for sentence in said)
 
 
-def _loss(run: RunFolder) -> str:
-    return LOSS_OF_ROWS if run.rewrites else LOSS
+def _loss(run: RunFolder) -> Named:
+    measure = Measure(run.validation["loss"], is_loss=True, facts=of_validation(run))
+    return LOSS_OF_ROWS if run.rewrites else LOSS, measure
 
 
 def _scored(entries: Sequence[Entry]) -> list[Entry]:

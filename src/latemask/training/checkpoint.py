@@ -240,7 +240,8 @@ def read_optimizer(step: Path) -> dict[str, Tensor]:
 
 
 def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) -> None:
-    """``load_state_dict`` in which every missing, unexpected or misshapen key is a ``Refusal`` that lists it.
+    """``load_state_dict`` in which every missing, unexpected or misshapen key, and every one whose numbers are of
+    another kind (whole ones for floating-point ones, say), is a ``Refusal`` that lists it.
 
     Parameters of ``module`` that are on the device meta become copies of ``tensors``.
     """
@@ -249,6 +250,8 @@ def load_strictly(module: nn.Module, tensors: dict[str, Tensor], where: Path) ->
     odd += [f"unexpected {name}" for name in tensors.keys() - own.keys()]
     odd += [f"{name} {tuple(tensors[name].shape)} instead of {tuple(own[name].shape)}"
             for name in own.keys() & tensors.keys() if tensors[name].shape != own[name].shape]  # fmt: skip
+    odd += [f"{name} of {tensors[name].dtype}" for name in own.keys() & tensors.keys()
+            if tensors[name].is_floating_point() != own[name].is_floating_point()]  # fmt: skip
     if odd:
         more = f" and {len(odd) - 6} more" if len(odd) > 6 else ""
         raise Refusal(where, ", ".join(sorted(odd)[:6]) + more, "the tensors of its run.json")

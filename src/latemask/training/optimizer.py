@@ -88,5 +88,5 @@ def load_optimizer_tensors(model: nn.Module, optimizer: torch.optim.AdamW, tenso
         named = ", ".join(f"{name} {tuple(found[name]) if name in found else 'missing'}" for name in odd[:5])
         raise Refusal("optimizer.safetensors", named, "both moments and the step of every parameter")
     for name, parameter in model.named_parameters():
-        state = {key: like(parameter, tensors[f"{name}.{key}"]) for key in MOMENTS}
-        optimizer.state[parameter] = state | {"step": tensors[f"{name}.step"].to(parameter.device)}
+        state = {key: like(parameter, tensors[f"{name}.{key}"].to(parameter.dtype)) for key in MOMENTS}
+        optimizer.state[parameter] = state | {"step": tensors[f"{name}.step"].to(parameter.device, torch.float32)}
