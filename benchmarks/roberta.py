@@ -43,6 +43,7 @@ from latemask.training.checkpoint import State
 from latemask.training.distributed import World, pick_device
 from latemask.training.optimizer import make_optimizer, optimizer_tensors, update
 from latemask.training.parts import autocast, device_name
+from latemask.training.plateau import is_no_better
 from latemask.training.schedules import learning_rate, share_of_updates
 from latemask.training.validation import Validation
 from latemask.training.watch import Stopwatch
@@ -103,10 +104,11 @@ class Trainer:
         self.precision = autocast(settings.precision, self.world.device)
         if self.is_cuda:
             compile_layers(self.model)
-        rows = Rows(store.train, run.shape, run.masked_tokens, f"{store.folder} (train)")
-        self.batches = TrainingBatches(rows, run.masking, settings.batch_rows, settings.order_seed)
+        self.rows = Rows(store.train, run.shape, run.masked_tokens, f"{store.folder} (train)")
+        self.batches = TrainingBatches(self.rows, run.masking, settings.batch_rows, settings.order_seed)
         self.micro_rows = settings.micro_rows or min(settings.batch_rows, 128 if self.is_cuda else 8)
         self.validation = Validation(run, store) if settings.validate_every else None
+        self.validation_loss: float | None = None
         self.state = State(data=str(store.folder.resolve()), data_fingerprint=store.fingerprint)
 
     def train(self) -> None:
@@ -121,7 +123,8 @@ class Trainer:
             parameters = sum(parameter.numel() for parameter in self.model.parameters())
             book.add("start", step=0, run=json.loads(run.to_json()), card=device_name(self.world.device), world=1,
                      versions=versions, parameters=parameters, flops_per_token=plain, plain_flops_per_token=plain,
-                     peer="transformers RobertaForMaskedLM")  # fmt: skip
+                     rows=self.rows.count, refused_rows=len(self.rows.refused), dropped_tokens=self.rows.dropped_tokens,
+                     unigram_loss=self._unigram_loss, peer="transformers RobertaForMaskedLM")  # fmt: skip
             self._save(book, 0.0)
             self._accumulate(prefetch.take(0))  # compiles, off the clock
             self.model.zero_grad(set_to_none=True)
@@ -155,7 +158,12 @@ class Trainer:
                 self._validate(book, watch.seconds)
                 self._save(book, watch.seconds)
             book.add("end", step=self.state.updates, reason="seconds" if settings.max_seconds else "steps",
-                     seconds=watch.seconds, tokens=self.state.updates * batch_tokens)  # fmt: skip
+                     seconds=watch.seconds, tokens=self.state.updates * batch_tokens,
+                     word_frequencies_only=is_no_better(self.validation_loss, self._unigram_loss))  # fmt: skip
+
+    @property
+    def _unigram_loss(self) -> float | None:
+        return None if self.validation is None else self.validation.unigram_loss
 
     def _accumulate(self, micro_batches: list[Batch]) -> Tensor:
         total = torch.zeros((), device=self.world.device)
@@ -187,6 +195,8 @@ class Trainer:
         if self.validation is not None:
             model = self.ours().to(self.world.device)
             loss = self.validation.loss(model, self.micro_rows, self.precision, self.world)
+            assert loss is not None
+            self.validation_loss = loss.overall
             book.add("validation", step=self.state.updates, loss=loss.overall, by_source=loss.by_source,
                      rate=self.validation.rate, rows=len(self.validation), seconds=seconds)  # fmt: skip
 

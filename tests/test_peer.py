@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from benchmark_files import load
 from latemask.config import replace
 from latemask.text.store import open_store
-from latemask.training import checkpoint, journal
+from latemask.training import checkpoint, journal, loop
+from latemask.training.plateau import is_no_better
 from training_support import tiny_run, write_store
 
 roberta = load("roberta")
@@ -27,6 +28,12 @@ def test_roberta_learns_and_its_checkpoint_is_a_run_of_ours(tmp_path):
     assert len(losses) == 12
     assert losses[-1] < losses[0]
     assert [line["step"] for line in lines if line["kind"] == "save"] == [0, 3, 6, 9, 12]
+    ours_too = loop.pretrain(run, store.folder, tmp_path / "ours").step.parent
+    own = journal.read(ours_too / "journal.jsonl")
+    for name in ("rows", "refused_rows", "dropped_tokens", "unigram_loss"):
+        assert lines[0][name] == own[0][name]
+    [reached] = [line["loss"] for line in lines if line["kind"] == "validation" and line["step"] == 12][-1:]
+    assert lines[-1]["word_frequencies_only"] == is_no_better(reached, own[0]["unigram_loss"])
 
     ours = checkpoint.read_pretrainer(checkpoint.newest(tmp_path / "out"))
     theirs = trainer.model.eval()
