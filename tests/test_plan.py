@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from latemask.__main__ import main
+from latemask.cli.options import parse_run
+from latemask.cli.pretrain import PretrainOptions
 from latemask.config import replace
 from latemask.errors import Refusal
 from latemask.recipes import SIZES, recipe
@@ -18,7 +20,9 @@ from latemask.study.cost import cost
 from latemask.study.plan import (
     FEWEST_ROWS,
     FEWEST_STEPS,
+    LOWEST_RATE,
     MOST_EPOCHS,
+    SHORT_WARMUP,
     TOKENS_PER_PARAMETER,
     PlanOptions,
     plan,
@@ -42,8 +46,11 @@ def test_plans_keep_to_hours_and_text(tokens, hours, kind):
     left = min(options.gpu_hours * chosen.tokens / chosen.hours, MOST_EPOCHS * options.tokens) - chosen.tokens
     assert left < one_step * (1 + 1e-6)
     assert training.batch_rows <= own.batch_rows
-    ratio = training.learning_rate / own.learning_rate
-    assert ratio == pytest.approx((training.batch_rows / own.batch_rows) ** 0.5, rel=0.05)
+    by_the_root = own.learning_rate * (training.batch_rows / own.batch_rows) ** 0.5
+    assert training.learning_rate == pytest.approx(max(by_the_root, LOWEST_RATE), rel=0.05)
+    is_short = training.batch_rows < own.batch_rows
+    assert (chosen.run.shape.positions == "rotary") == is_short
+    assert training.warmup_share == (SHORT_WARMUP if is_short else own.warmup_share)
     larger = [size for size in SIZES if ORDER[f"mae_lm_{size}"] > ORDER[chosen.run.recipe]]
     assert not any(reach(recipe(f"mae_lm_{size}"), options).is_enough for size in larger)
 
@@ -66,22 +73,24 @@ def test_help_says_the_rules(capsys, monkeypatch):
     with contextlib.suppress(SystemExit):
         main()
     said = " ".join(capsys.readouterr().out.split())
-    for number in (MOST_EPOCHS, TOKENS_PER_PARAMETER, f"{FEWEST_STEPS:,}", FEWEST_ROWS):
+    for number in (MOST_EPOCHS, TOKENS_PER_PARAMETER, f"{FEWEST_STEPS:,}", FEWEST_ROWS, SHORT_WARMUP):
         assert f" {number} " in said
+    assert "not below 2e-4" in said
 
 
-def test_what_is_printed_can_be_typed(capsys):
-    run_plan(PlanOptions(2e9, 40))
+@pytest.mark.parametrize(("tokens", "hours"), [(2e9, 40), (7.7e7, 0.15), (1e6, 1000)])
+def test_what_is_printed_is_the_plan_and_can_be_typed(tokens, hours, capsys):
+    run_plan(PlanOptions(tokens, hours))
     said = capsys.readouterr().out
     command = next(line for line in said.splitlines() if line.startswith("latemask pretrain"))
-    chosen = plan(PlanOptions(2e9, 40)).run
+    chosen = plan(PlanOptions(tokens, hours)).run
     words = command.split()
     assert words[2] == chosen.recipe
-    assert int(words[words.index("--training.steps") + 1]) == chosen.training.steps
-    assert float(words[words.index("--training.learning-rate") + 1]) == chosen.training.learning_rate
+    flags = [word for word in words[3:] if word not in ("--data", "data/en", "--out", f"runs/{chosen.recipe}")]
+    _, typed = parse_run(PretrainOptions, recipe(chosen.recipe), ["--data", "d", "--out", "o", *flags], prog="latemask")
+    assert typed == chosen
     assert "not measured" in said
-    run_plan(PlanOptions(1e6, 1000))
-    assert "The text is what limits" in capsys.readouterr().out
+    assert ("The text is what limits" in said) == (tokens == 1e6)
 
 
 @pytest.mark.parametrize(("hours", "shown"), [(1, "1 H100-hour at"), (40_000, "40,000 H100-hours at")])
