@@ -97,9 +97,7 @@ def _facts(model: str) -> tuple[Any, dict[str, Any]]:
     source = Source.of(model)
     facts: dict[str, Any] = {"folder": model}
     if source.step is not None:
-        facts |= {"run": source.step.parent.name, "step": checkpoint.step_number(source.step),
-                  "recipe": checkpoint.read_run(source.step).recipe,
-                  "pretraining_seconds": checkpoint.read_state(source.step).seconds}  # fmt: skip
+        facts |= checkpoint.origin(source.step)
     return source, facts
 
 

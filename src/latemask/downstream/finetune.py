@@ -61,13 +61,7 @@ class Model:
         facts: dict[str, Any] = {"folder": folder, "weights": weights_fingerprint(encoder.state_dict()),
                                  "tokenizer": tokenizer.fingerprint[:16]}  # fmt: skip
         if step is not None:
-            state = checkpoint.read_state(step)
-            facts |= {
-                "run": step.parent.name,
-                "step": checkpoint.step_number(step),
-                "pretraining_seconds": state.seconds,
-                "recipe": checkpoint.read_run(step).recipe,
-            }
+            facts |= checkpoint.origin(step)
         return cls(folder, encoder, tokenizer, facts)
 
     def inputs(self, settings: Settings) -> Inputs:

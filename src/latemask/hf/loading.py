@@ -188,12 +188,10 @@ class Source:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What results say of the checkpoint that was measured: ``run``, ``step`` and ``pretraining_seconds``, each
-        None for a model that is no run's."""
+        """``checkpoint.origin``; for a model that is no run's each None."""
         if self.step is None:
-            return dict.fromkeys(("run", "step", "pretraining_seconds"))
-        return {"run": self.step.resolve().parent.name, "step": checkpoint.step_number(self.step),
-                "pretraining_seconds": checkpoint.read_state(self.step).seconds}  # fmt: skip
+            return dict.fromkeys(("run", "step", "pretraining_seconds", "recipe"))
+        return checkpoint.origin(self.step)
 
     def encoder(self) -> Encoder | TransformersEncoder:
         """See ``load_encoder``."""

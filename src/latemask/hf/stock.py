@@ -33,6 +33,7 @@ from latemask.shapes import Positions
 Stock = Literal["roberta", "mpnet", "roformer"]
 Family = Literal[Stock, "latemask"]
 POSITIONS_OF: dict[Stock, Positions] = {"roberta": "absolute", "mpnet": "absolute+relative", "roformer": "rotary"}
+MODELS: dict[Stock, type[PreTrainedModel]] = {"roberta": RobertaModel, "mpnet": MPNetModel, "roformer": RoFormerModel}
 PREFIX: dict[Family, str] = {"roberta": "Roberta", "mpnet": "MPNet", "roformer": "RoFormer", "latemask": "Latemask"}
 """What the names of a family's classes begin with."""
 MPNET_BUCKETS, MPNET_DISTANCE, MPNET_PAD = 32, 128, 1
@@ -214,11 +215,9 @@ def _pairs_apart(piece: Tensor, heads: int) -> Tensor:
 
 def head_to_stock(head: dict[str, Tensor], kind: Stock) -> dict[str, Tensor]:
     """``Head.state_dict()`` under the names of the family's class for masked language models."""
+    dense, norm, prefix = "dense", "layer_norm", "lm_head."
     if kind == "roformer":
-        names = ("transform.dense", "transform.LayerNorm", "cls.predictions.")
-    else:
-        names = ("dense", "layer_norm", "lm_head.")
-    dense, norm, prefix = names
+        dense, norm, prefix = "transform.dense", "transform.LayerNorm", "cls.predictions."
     renamed = {"dense.weight": f"{dense}.weight", "dense.bias": f"{dense}.bias", "norm.weight": f"{norm}.weight",
                "norm.bias": f"{norm}.bias", "bias": "bias"}  # fmt: skip
     return {f"{prefix}{there}": head[here].clone() for here, there in renamed.items()}
@@ -229,16 +228,14 @@ def from_transformers(model: PreTrainedModel, specials: Specials) -> Encoder:
 
     ``specials``: ids of the model's special tokens; its configuration knows only three of them. A token type table has
     one row in use, which goes into the positions (RoBERTa) or the tokens (RoFormer). Raises ``Refusal`` for another
-    class, another activation, a decoder, and where a RoFormer rotates values too or by other angles,
-    or has narrower token vectors.
+    class, another activation, a decoder, and where a RoFormer rotates values too or by other angles, or has narrower
+    token vectors.
     """
-    base = model.base_model
-    if not isinstance(base, RobertaModel | MPNetModel | RoFormerModel):
+    base: Any = model.base_model
+    kind: Stock | None = next((one for one, model_class in MODELS.items() if isinstance(base, model_class)), None)
+    if kind is None:
         raise Refusal("from_transformers", type(base).__name__, "a RobertaModel, an MPNetModel or a RoFormerModel")
     config, tensors = base.config, {name: tensor.cpu() for name, tensor in base.state_dict().items()}
-    kind: Stock = (
-        "mpnet" if isinstance(base, MPNetModel) else "roformer" if isinstance(base, RoFormerModel) else "roberta"
-    )
     wanted: dict[str, Any] = {"hidden_act": "gelu", "is_decoder": False}
     if kind == "mpnet":
         wanted |= {"relative_attention_num_buckets": MPNET_BUCKETS}
@@ -250,8 +247,8 @@ def from_transformers(model: PreTrainedModel, specials: Specials) -> Encoder:
         found = getattr(config, name, value)
         if found != value:
             raise Refusal(f"config.json: {name}", str(found), f"{value}, the only one that latemask computes")
-    holder: Any = base.embeddings.word_embeddings if kind == "roformer" else base.embeddings
-    pad: int = holder.padding_idx
+    words: Any = base.get_input_embeddings()
+    pad: int = words.padding_idx
     if pad != specials.pad:
         raise Refusal("specials.pad", str(specials.pad), f"{pad}, the model's")
     names, dtype, unused = NAMES[kind], tensors[TOKENS].dtype, 0 if kind == "roformer" else pad + 1

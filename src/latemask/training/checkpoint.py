@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -214,6 +215,17 @@ def read_state(step: Path) -> State:
         raise Refusal(step / STATE, type(data).__name__, "a JSON object")
     fields = {name: value for name, value in data.items() if name not in ("files", "checksum")}
     return typed(State, fields, str(step / STATE))
+
+
+def origin(step: Path) -> dict[str, Any]:
+    """What results say of the checkpoint that they were measured at: ``run``, ``step``, ``pretraining_seconds`` and
+    ``recipe``."""
+    return {
+        "run": Path(os.path.abspath(step)).parent.name,
+        "step": step_number(step),
+        "pretraining_seconds": read_state(step).seconds,
+        "recipe": read_run(step).recipe,
+    }
 
 
 def read_pretrainer(step: Path) -> Pretrainer:
