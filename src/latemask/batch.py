@@ -59,11 +59,15 @@ class Batch:
         """True ids of the predicted tokens."""
         return self.ids[:, self.first_predicted :]
 
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that are there, by the field's name."""
+        values = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """The batch with ``change`` applied to every tensor."""
-        values = {part.name: getattr(self, part.name) for part in dataclasses.fields(self)}
-        tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
-        return dataclasses.replace(self, **{name: change(value) for name, value in tensors.items()})
+        return dataclasses.replace(self, **{name: change(value) for name, value in self.tensors.items()})
 
     def to(self, device: torch.device | str) -> Batch:
         return self.map(lambda tensor: tensor.to(device, non_blocking=True))

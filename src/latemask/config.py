@@ -111,6 +111,7 @@ class Training(Typed):
     """The optimizer, the schedule and the loop (MAE-LM Table 4 where the paper says)."""
 
     _part = "training."
+    _newer = frozenset({"graphs"})
 
     steps: int = 125_000
     """Updates of the weights."""
@@ -150,6 +151,8 @@ class Training(Typed):
     for a model beyond one card (FSDP2; `batch_rows` a multiple of their number). Checkpoints are the same."""
     compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile of the blocks; auto: on GPUs."""
+    graphs: Literal["auto", "on", "off"] = "auto"
+    """CUDA graphs: forward and backward in one launch, the same bits; auto: compiled, one process, few rows a pass."""
     seed: int = 0
     """Of weights, data order, masks and dropout."""
     data_seed: int | None = None

@@ -54,7 +54,7 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         prefix = f"{where}: " if where.endswith(".json") else f"{where}."
         for name in sorted(value.keys() - hints.keys()):
             raise Refusal(f"{prefix}{name}", "an unknown field", f"one of {', '.join(hints)}")
-        for name in sorted(hints.keys() - value.keys()):
+        for name in sorted(hints.keys() - value.keys() - getattr(hint, "_newer", frozenset())):
             raise Refusal(f"{prefix}{name}", "nothing", "this field")
         return hint(**{name: typed(hints[name], item, f"{prefix}{name}") for name, item in value.items()})
     origin, arguments = get_origin(hint), get_args(hint)
@@ -92,6 +92,8 @@ class Typed:
     """Checks each field against its annotation, before the rules of the class."""
 
     _part = ""
+    _newer = frozenset[str]()
+    """Fields that older files lack: these mean the default."""
 
     def __post_init__(self) -> None:
         for name, hint in _hints(type(self)).items():

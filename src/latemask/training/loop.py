@@ -319,11 +319,12 @@ def _train(
             validate(is_saved=True)
             save()
 
-        if parts.is_compiled and state.updates < parts.total_steps:  # on batches without consequences, off the clock
+        # On batches without consequences, off the clock.
+        if (parts.is_compiled or parts.uses_graphs) and state.updates < parts.total_steps:
             for index in batches.new_shapes_from(state.batch_index):
                 warm = _accumulate(parts, prefetch.take(index), index, world, stops)
                 float(0.0 if warm is None else warm)
-                model.zero_grad(set_to_none=True)
+                parts.optimizer.zero_grad(set_to_none=not parts.uses_graphs)
         watch.start()
         logged_at = watch.seconds
         display.begin(state.updates, logged_at)
@@ -340,7 +341,7 @@ def _train(
                 reason = "signal"
                 break
             rate = learning_rate(settings, max(share_of_updates(state.updates, parts.total_steps), clock_share))
-            norm, skipped = update(model, parts.optimizer, rate, settings.clip_norm, loss)
+            norm, skipped = update(model, parts.optimizer, rate, settings.clip_norm, loss, parts.uses_graphs)
             verdict.watch(skipped)
             loss_sum += torch.where(skipped, 0.0, loss)
             state = dataclasses.replace(state, batch_index=state.batch_index + 1)
@@ -397,8 +398,5 @@ def _accumulate(
             return None
         torch.manual_seed(noise(settings.seed, DROPOUT, index, world.rank, number))
         with reducing(parts.trained, now=number == len(micro_batches) - 1):
-            with parts.precision():
-                loss = parts.trained(batch).mean() * (batch.rows / settings.batch_rows)
-            (loss * world.size).backward()
-        total += loss.detach()
+            total += parts.forward_backward(batch)
     return world.total(total)

@@ -23,11 +23,17 @@ def make_optimizer(model: nn.Module, training: Training) -> torch.optim.AdamW:
 
 
 def update(
-    model: nn.Module, optimizer: torch.optim.AdamW, learning_rate: float, clip_norm: float | None, loss: Tensor
+    model: nn.Module,
+    optimizer: torch.optim.AdamW,
+    learning_rate: float,
+    clip_norm: float | None,
+    loss: Tensor,
+    keeps_gradients: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Clip, then step unless the loss or the gradient norm is not finite: (gradient norm, whether it was skipped).
 
-    Nothing here waits for the device: the fused kernel itself reads the flag ``found_inf``.
+    Nothing here waits for the device: the fused kernel itself reads the flag ``found_inf``. ``keeps_gradients``: they
+    are zeroed where they are, for graphs add to them there; else they are dropped.
     """
     most = clip_norm if clip_norm is not None else float("inf")
     norm = whole(torch.nn.utils.clip_grad_norm_(model.parameters(), most))
@@ -36,7 +42,7 @@ def update(
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    optimizer.zero_grad(set_to_none=not keeps_gradients)
     return norm, skipped
 
 

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from latemask.batch import Batch
 from latemask.config import Run
 from latemask.console import warn
 from latemask.errors import Refusal
@@ -23,6 +25,7 @@ from latemask.training.compiler import compiles
 from latemask.training.data_parallel import averaging, placed, refuse_uneven
 from latemask.training.distributed import World, has_bf16
 from latemask.training.float8 import check_float8, multiply_in_float8
+from latemask.training.graphs import Graphs, forward_backward, uses_graphs
 from latemask.training.micro import compile_blocks, counted_micro_rows, find_micro_rows, recompute_blocks
 from latemask.training.optimizer import load_optimizer_tensors, make_optimizer
 from latemask.training.validation import Validation
@@ -46,6 +49,10 @@ class Parts:
     optimizer: torch.optim.AdamW
     precision: Callable[[], Any]
     is_compiled: bool
+    uses_graphs: bool
+    """Whether passes are CUDA graphs, which add to gradients where these are: they may be zeroed, not dropped."""
+    forward_backward: Callable[[Batch], Tensor]
+    """Of a micro-batch: adds to the gradients; its share of the batch's mean loss."""
     micro_rows: int
     first_row: int
     last_row: int
@@ -89,8 +96,12 @@ def assemble(
     load_optimizer_tensors(model, optimizer, optimizer_state)
     validation = Validation(run, store) if can_validate else None
     trained = averaging(model, world)
-    return Parts(run, store, rows, batches, validation, model, trained, optimizer, precision, is_compiled, micro_rows,
-                  first_row, last_row, run.updates)  # fmt: skip
+    work: Callable[[Batch], Tensor] = partial(forward_backward, trained, precision, settings.batch_rows, world.size)
+    has_graphs = uses_graphs(settings, world, is_compiled, micro_rows * run.shape.row_tokens)
+    if has_graphs:
+        work = Graphs(work, model, device)
+    return Parts(run, store, rows, batches, validation, model, trained, optimizer, precision, is_compiled, has_graphs,
+                  work, micro_rows, first_row, last_row, run.updates)  # fmt: skip
 
 
 def facts(parts: Parts, world: World, plain_flops: float, executed_flops: float) -> dict[str, Any]:
@@ -118,8 +129,10 @@ def multiplies_in_half(precision: str, device: torch.device) -> bool:
 
 
 def autocast(precision: str, device: torch.device) -> Callable[[], Any]:
+    """Nothing is cached between products: no pass casts a weight twice, and a graph would keep copies of weights that
+    change."""
     if multiplies_in_half(precision, device):
-        return lambda: torch.autocast(device.type, torch.bfloat16)
+        return lambda: torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
     return nullcontext
 
 
