@@ -54,6 +54,7 @@ def ended_of(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[
 @pytest.mark.parametrize("arguments", [
     ["start", "--data", "d"], ["processes", "--data", "d"], ["idle", "--data", "d"], ["sizes", "--size", "tiny"],
     ["curves", "--data", "d", "--recipe", "x"], ["soak"], ["prepare", "d", "--tokenizer", "t"],
+    ["updates", "--size", "tiny"],
 ])  # fmt: skip
 def test_a_result_that_could_not_be_kept_is_refused_before_anything_runs(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -564,3 +565,34 @@ def test_attention_asks_for_a_gpu() -> None:
     attention = load("attention")
     with patch.object(attention, "pick_device", lambda: torch.device("cpu")), pytest.raises(Refusal, match="a GPU"):
         attention.measure(attention.Options())
+
+
+# updates
+
+
+def test_updates_are_those_of_short_runs() -> None:
+    """Rotary positions wherever tokens attend to themselves, all rows in one pass."""
+    updates, evidence = load("updates"), load("evidence")
+    for name in ("mlm_base", "mae_lm_base", "decoder_cross_base"):
+        run = updates.run_of(name, 32, "on")
+        _, asked = read([name, "--data", "d", "--out", "o", *evidence.short_run(10**7, name, 32, "2e-4")])
+        assert asked is not None
+        assert (run.shape, run.decoder, run.masking) == (asked.shape, asked.decoder, asked.masking)
+        assert (run.training.batch_rows, run.training.micro_rows, run.training.graphs) == (32, 32, "on")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is timed by the program itself")
+@pytest.mark.parametrize("has_data", [True, False])
+def test_updates_of_a_cpu_are_timed_without_graphs(has_data: bool, tmp_path: Path) -> None:
+    updates, out = load("updates"), tmp_path / "updates.json"
+    data = write_store(tmp_path / "data", train_rows=60) if has_data else None
+    options = updates.Options(data, out, "tiny", ("mlm", "decoder_cross"), (1, 2), rounds=3, updates=1)
+    found = updates.measure(options)
+    assert json.loads(out.read_text()) == json.loads(json.dumps(found))
+    assert [(one["recipe"], one["rows"], one["graphs"]) for one in found["updates"]] == [
+        (f"{system}_tiny", rows, "off") for system in ("mlm", "decoder_cross") for rows in (1, 2)]  # fmt: skip
+    for one in found["updates"]:
+        assert len(one["rounds"]) == 3
+        assert one["milliseconds"] == sorted(one["rounds"])[1]
+        assert one["spread"] == pytest.approx((max(one["rounds"]) - min(one["rounds"])) / one["milliseconds"])
+        assert one["tokens_per_second"] == pytest.approx(1e3 * one["rows"] * 128 / one["milliseconds"])
