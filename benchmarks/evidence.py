@@ -64,11 +64,13 @@ FASTER = ("--parallel", "--together")
 STOPPED = 75
 """Exit status of a command that was told to stop and can go on."""
 
-Study = Literal["real-text", "real-text-rotary", "objectives", "masks", "delta", "three-ml", "tuning", "time"]
+Study = Literal[
+    "real-text", "real-text-rotary", "objectives", "masks", "delta", "three-ml", "tuning", "collapse", "time"
+]
 BY_TOKENS: tuple[Study, ...] = ("objectives", "masks", "delta", "three-ml", "time")
 TAKEN_BY: Mapping[str, tuple[Study, ...]] = {
-    "seconds": ("objectives",), "seeds": ("objectives",), "tokens": (*BY_TOKENS, "tuning"), "rows": BY_TOKENS,
-    "rate": BY_TOKENS,
+    "seconds": ("objectives",), "seeds": ("objectives",), "tokens": (*BY_TOKENS, "tuning", "collapse"),
+    "rows": BY_TOKENS, "rate": BY_TOKENS,
 }  # fmt: skip
 """The studies that a flag is for."""
 Measure = Literal["blimp", "rank", "theory", "glue", "squad", "rank-mnli", "rank-squad2"]
@@ -113,9 +115,9 @@ class Options:
     tokens: int | None = None
     """Tokens a run, where it should not be the study's own number; `real-text` goes by its own clock."""
     rows: int | None = None
-    """Of 512 tokens, an update: 128 by default; `real-text` and `tuning` have their own, and their own rate."""
+    """Of 512 tokens, an update: 64 by default; `real-text`, `tuning` and `collapse` have their own rows and rates."""
     rate: str | None = None
-    """Peak learning rate, 2e-4 by default."""
+    """Peak learning rate, by default 4e-4, with a decoder 2e-4, of transformers' RoBERTa 1e-4."""
     first: int | None = None
     """Of each field of minimal pairs only so many; none: all."""
     size: str | None = None
@@ -178,18 +180,23 @@ class Job:
         return self.run is not None
 
 
-def short_run(tokens: int, name: str, rows: int, rate: str, row_tokens: int = 512) -> tuple[str, ...]:
+def short_run(
+    tokens: int, name: str, rows: int = 64, rate: str | None = None, row_tokens: int = 512, dropout: str = "0"
+) -> tuple[str, ...]:
     """Flags of recipe ``name`` for some hundred million tokens, ``rows`` an update, all validated at one rate.
 
     Rotary positions in encoder and decoder, for only so does a decoder's self-attention find the words beside a mask in
     so short a time; a long warm-up to a low rate, for a fast one ends where every vector points the same way
-    (results/real-text). The ablation of positions keeps its own.
+    (results/real-text); no dropout, many updates, and a decoder at half the rate (results/evidence/objectives). The
+    ablation of positions keeps its own.
     """
     steps = max(1, tokens // (row_tokens * rows))
+    rate = rate or ("4e-4" if recipe(name).decoder is None else "2e-4")
     flags = ("--training.batch-rows", str(rows), "--training.steps", str(steps),
              "--training.learning-rate", rate, "--training.warmup-share", "0.3",
              "--training.log-every", str(max(1, steps // 100)), "--training.validate-every", str(max(1, steps // 12)),
-             "--training.validation-rate", "0.15", "--training.save-every", "1000000")  # fmt: skip
+             "--training.validation-rate", "0.15", "--training.save-every", "1000000",
+             "--shape.dropout", dropout)  # fmt: skip
     if row_tokens != 512:
         flags += ("--shape.row-tokens", str(row_tokens))
     if name.startswith("no_relative"):
@@ -223,6 +230,21 @@ TUNED = {
 """Two more for each, on the side where its six pointed: MLM's best rate was the highest, the others stayed at word
 frequencies at it (results/evidence/tuning)."""
 
+SMALL = ("--shape.initial-deviation", "0.01")
+AT_HIGH_RATES = (
+    ("mae_lm", "", "4e-4", ()),
+    ("mae_lm", "epsilon=1e-8", "4e-4", ("--training.epsilon", "1e-8")),
+    ("mae_lm", "pre-norm", "4e-4", ("--shape.norm", "pre")),
+    ("mae_lm", "", "2e-4", ()),
+    ("mae_lm", "small", "4e-4", SMALL),
+    ("mlm", "", "4e-4", ()),
+    ("mlm", "small", "4e-4", SMALL),
+    ("mlm", "small", "8e-4", SMALL),
+    ("roberta", "small", "4e-4", SMALL),
+    ("roberta", "epsilon=1e-8", "2e-4", ("--training.epsilon", "1e-8")),
+)
+"""What `collapse` tries against the fall of deep stacks to word frequencies: system, label, peak rate, and flags."""
+
 
 def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
     """The trials of a study, and what is measured of each."""
@@ -243,15 +265,18 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
             Trial(f"three_ml_self_{size}", f"three_ml_self_{size}", flags + decoder),
             Trial(f"mae_lm_{size}", f"mae_lm_{size}", flags + decoder, stop_at_seconds=170),
         ], ("blimp", "rank", "theory")
-    tokens = options.tokens or {"objectives": 250_000_000, "time": 250_000_000, "tuning": 60_000_000}.get(
-        study, 100_000_000
-    )
+    tokens = options.tokens or {
+        "objectives": 250_000_000,
+        "time": 250_000_000,
+        "tuning": 60_000_000,
+        "collapse": 20_000_000,
+    }.get(study, 100_000_000)
     size = options.size or ("small" if study in ("masks", "delta") else "base")
 
-    update_rows = options.rows or 128
+    update_rows = options.rows or 64
 
-    def short(name: str) -> tuple[str, ...]:
-        return short_run(tokens, name, update_rows, options.rate or "2e-4")
+    def short(name: str, rate: str | None = None) -> tuple[str, ...]:
+        return short_run(tokens, name, update_rows, options.rate or rate)
 
     if study == "objectives":
         clock = () if options.seconds is None else ("--training.max-seconds", f"{options.seconds:g}")
@@ -295,12 +320,18 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
         for system, tried in TUNED.items():
             is_peer = system == "roberta"
             name, kept = (f"{part}_{size}" for part in (("mlm", "no_relative") if is_peer else (system, system)))
-            trials += [
-                Trial(f"{system},{label},rate={rate}", name, (*short_run(tokens, kept, rows, rate, row_tokens), *more),
-                      is_peer=is_peer)
-                for label, rows, row_tokens, rate, more in tried
-            ]  # fmt: skip
+            for label, rows, row_tokens, rate, more in tried:
+                flags = short_run(tokens, kept, rows, rate, row_tokens, dropout="0.1")
+                trials.append(Trial(f"{system},{label},rate={rate}", name, (*flags, *more), is_peer=is_peer))
         return trials, ("blimp",)
+    if study == "collapse":
+        trials = []
+        for system, way, rate, more in AT_HIGH_RATES:
+            is_peer = system == "roberta"
+            name, kept = (f"{part}_{size}" for part in (("mlm", "no_relative") if is_peer else (system, system)))
+            label = ",".join(filter(None, (system, way, f"rate={rate}")))
+            trials.append(Trial(label, name, (*short_run(tokens, kept, 64, rate), *more), is_peer=is_peer))
+        return trials, ()
     last = max(1, tokens // (512 * update_rows))
     every = max(1, last // 8)
     often = ("--training.save-every", str(every), "--training.keep", "0")
@@ -311,7 +342,7 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
         for name in (f"{system}_{size}",)
     ]
     # transformers' RoBERTa has no rotary positions: it keeps its own, with the flags of a run that keeps them too
-    return [*found, Trial("roberta", f"mlm_{size}", (*short(f"no_relative_{size}"), *often), steps=steps,
+    return [*found, Trial("roberta", f"mlm_{size}", (*short(f"no_relative_{size}", "1e-4"), *often), steps=steps,
                           is_peer=True)], ("blimp", "glue")  # fmt: skip
 
 

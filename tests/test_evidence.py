@@ -57,8 +57,10 @@ def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):
             assert run is not None
             runs[job.name] = run.training
     assert set(runs) == {f"{system},seed={seed}" for system in ("mlm", "mae_lm") for seed in (4, 5)}
-    assert runs["mlm,seed=4"] == runs["mae_lm,seed=4"] != runs["mlm,seed=5"]
-    assert runs["mlm,seed=4"].steps * 128 * 512 >= 249_900_000
+    as_deep = {name: dataclasses.replace(training, learning_rate=2e-4) for name, training in runs.items()}
+    assert as_deep["mlm,seed=4"] == as_deep["mae_lm,seed=4"] == runs["mae_lm,seed=4"] != as_deep["mlm,seed=5"]
+    assert runs["mlm,seed=4"].learning_rate == 4e-4
+    assert runs["mlm,seed=4"].steps * 64 * 512 >= 249_900_000
     by_clock = evidence.jobs_of(options("objectives", tmp_path, seeds=(4,), seconds=386.0))
     [run] = [read(job.command[4:])[1] for job in by_clock if job.name == "mae_lm,seconds=386,seed=4"]
     assert run is not None
@@ -119,7 +121,7 @@ def test_of_three_ml_the_corners_of_the_front_come_first(tmp_path):
         evidence.jobs_of(options("three-ml", tmp_path, trials=2, only=("k=9,rate=0.6",)))
 
 
-@pytest.mark.parametrize(("tokens", "steps"), [(250_000_000, 3814), (512 * 128 * 3, 3), (1, 1)])
+@pytest.mark.parametrize(("tokens", "steps"), [(250_000_000, 7629), (512 * 64 * 3, 3), (1, 1)])
 def test_time_measures_checkpoints_that_are_saved_and_the_last_one(tokens, steps, tmp_path):
     jobs = evidence.jobs_of(options("time", tmp_path, tokens=tokens))
     trials, _ = evidence.trials_of(options("time", tmp_path, tokens=tokens))

@@ -157,9 +157,9 @@ def padded(tokens: int) -> int:
 
 
 TILES = {
-    "forward": {"bare": (64, 64, 4, 3), "drops": (64, 64, 4, 3), "table": (64, 32, 4, 2)},
-    "keys": {"bare": (64, 64, 4, 3), "drops": (64, 64, 4, 3), "table": (64, 64, 4, 1)},
-    "queries": {"bare": (64, 32, 4, 3), "drops": (64, 32, 4, 3), "table": (64, 32, 4, 2)},
+    "forward": {"bare": (64, 64, 4, 3), "drops": (64, 64, 4, 3), "table": (64, 32, 4, 3)},
+    "keys": {"bare": (64, 64, 4, 3), "drops": (64, 64, 4, 3), "table": (32, 64, 4, 3)},
+    "queries": {"bare": (64, 32, 4, 3), "drops": (64, 32, 4, 3), "table": (64, 32, 4, 3)},
 }
 """Queries and keys of a tile, warps and stages of the pipeline, the fastest of those tried on an H200 at 512 tokens."""
 LARGEST_TILE = max(max(tile[:2]) for kinds in TILES.values() for tile in kinds.values())
@@ -171,8 +171,10 @@ def _blocks(kernel: str, q: Tensor, table: Tensor | None, dropout: float, looped
     if q.shape[-1] > 64:  # a third stage would not fit the 99 KB of a smaller card
         stages = min(stages, 2)
     tiles = -(-looped // (rows if kernel == "keys" else columns))
-    tiles = 1 << (tiles - 1).bit_length() if tiles <= MOST_TILES else 0
-    return {"ROWS": rows, "COLUMNS": columns, "TILES": tiles, "num_warps": warps, "num_stages": stages}
+    tiles = 1 << (tiles - 1).bit_length()
+    stages = min(stages, tiles)  # of more stages than tiles ptxas makes nothing, or crashes (CUDA 12.8, one key)
+    return {"ROWS": rows, "COLUMNS": columns, "TILES": tiles if tiles <= MOST_TILES else 0, "num_warps": warps,
+            "num_stages": stages}  # fmt: skip
 
 
 def _unit_stride(x: Tensor) -> Tensor:

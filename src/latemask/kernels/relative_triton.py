@@ -97,7 +97,7 @@ def _span(seats, exist):
 
 @triton.jit
 def _forward_tile(
-    first, q, k_rows, v_rows, seats, groups, NOISE, biases, bias, query_groups, query_hash, top, total, out,
+    first, q, k_rows, v_rows, seats, groups, NOISE, table, query_seats, bias, query_groups, query_hash, top, total, out,
     k_n, v_n, keys, scale, threshold,
     IS_FULL: tl.constexpr, NEAR: tl.constexpr, HAS_GROUPS: tl.constexpr, DROPS: tl.constexpr, WIDTH: tl.constexpr,
     UPCASTS: tl.constexpr, COLUMNS: tl.constexpr,
@@ -110,7 +110,7 @@ def _forward_tile(
     if NEAR:
         key_seats = tl.load(seats + existing)
         missing = tl.where(columns < keys, 0.0, float("-inf"))
-        scores = scores * scale + (tl.load(biases[:, None] + key_seats[None, :]) + missing[None, :])
+        scores = scores * scale + (_looked_up(table, key_seats[None, :] - query_seats[:, None]) + missing[None, :])
         scale = 1.0
     if HAS_GROUPS:
         key_groups = tl.where(columns < keys, tl.load(groups + existing), -3)
@@ -143,7 +143,7 @@ def forward_kernel(
     is_query = rows < queries
     q = tl.load(Q + row * q_b + head * q_h + rows[:, None] * q_n + dims[None, :], mask=is_query[:, None], other=0.0)
     seats, groups = KEY_SEATS, KEY_GROUPS
-    biases, query_groups, query_hash = rows, rows, rows.to(tl.uint32)
+    table, query_seats, query_groups, query_hash = TABLE, rows, rows, rows.to(tl.uint32)
     if HAS_GROUPS:
         groups += row * keys
         query_groups = tl.load(QUERY_GROUPS + row * queries + rows, mask=is_query, other=-2)
@@ -160,31 +160,34 @@ def forward_kernel(
         seats += row * keys
         table = TABLE + head * (2 * reach + 1) + reach
         query_seats = tl.load(QUERY_SEATS + row * queries + rows, mask=is_query, other=0)
-        biases = table - query_seats
         low, high = _span(query_seats, is_query)
         start, stop = _near_tiles(seats, keys, low, high, far, COLUMNS, TILES)
         bias = tl.load(table - far)
         for tile in range(start):
             top, total, out = _forward_tile(
-                tile * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, biases, bias, query_groups, query_hash, top,
-                total, out, k_n, v_n, keys, scale, threshold, True, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS
+                tile * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, table, query_seats, bias, query_groups,
+                query_hash, top, total, out, k_n, v_n, keys, scale, threshold, True, False, HAS_GROUPS, DROPS, WIDTH,
+                UPCASTS, COLUMNS,
             )  # fmt: skip
         for tile in range(start, stop):
             top, total, out = _forward_tile(
-                tile * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, biases, 0.0, query_groups, query_hash, top,
-                total, out, k_n, v_n, keys, scale, threshold, False, True, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS
+                tile * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, table, query_seats, 0.0, query_groups,
+                query_hash, top, total, out, k_n, v_n, keys, scale, threshold, False, True, HAS_GROUPS, DROPS, WIDTH,
+                UPCASTS, COLUMNS,
             )  # fmt: skip
         bias = tl.load(table + far)
     full = keys // COLUMNS
     for tile in range(stop, full):
         top, total, out = _forward_tile(
-            tile * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, biases, bias, query_groups, query_hash, top,
-            total, out, k_n, v_n, keys, scale, threshold, True, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS
+            tile * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, table, query_seats, bias, query_groups,
+            query_hash, top, total, out, k_n, v_n, keys, scale, threshold, True, False, HAS_GROUPS, DROPS, WIDTH,
+            UPCASTS, COLUMNS,
         )  # fmt: skip
     if (stop <= full) & (full * COLUMNS < keys):
         top, total, out = _forward_tile(
-            full * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, biases, bias, query_groups, query_hash, top,
-            total, out, k_n, v_n, keys, scale, threshold, False, False, HAS_GROUPS, DROPS, WIDTH, UPCASTS, COLUMNS
+            full * COLUMNS, q, k_rows, v_rows, seats, groups, NOISE, table, query_seats, bias, query_groups,
+            query_hash, top, total, out, k_n, v_n, keys, scale, threshold, False, False, HAS_GROUPS, DROPS, WIDTH,
+            UPCASTS, COLUMNS,
         )  # fmt: skip
     is_blind = total == 0.0
     out /= tl.where(is_blind, 1.0, total * survivors)[:, None]
