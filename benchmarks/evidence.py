@@ -106,6 +106,8 @@ class Options:
     """Processes at once that fine-tune on a card."""
     together: int = 1
     """Fine-tunings in each of them."""
+    finetuning: str = ""
+    """Added to every fine-tuning, such as --finetuning="--epochs 3 --batch-rows 32"."""
     trials: int | None = None
     """Only the first so many, the most telling ones; none: all."""
     only: tuple[str, ...] = ()
@@ -379,7 +381,8 @@ def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str,
     """The commands of a measure, each after the one before; none where its data is not given."""
     tuned = ("--seeds", str(options.finetuning_seeds), "--parallel", str(options.parallel),
              "--together", str(options.together))  # fmt: skip
-    squad = ("--task", "squad2", "--data", str(options.squad), "--train", SQUAD_TRAIN, "--dev", SQUAD_DEV)
+    flags = tuple(shlex.split(options.finetuning))
+    squad = ("--task", "squad2", "--data", str(options.squad), "--train", SQUAD_TRAIN, "--dev", SQUAD_DEV, *flags)
     row_tokens = recipe(f"mlm_{options.size or 'base'}").shape.row_tokens
     if row_tokens < 512:  # fine-tuning's own stride is for rows that long
         squad += ("--stride-tokens", str(row_tokens // 4))
@@ -394,11 +397,11 @@ def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str,
     if measure in ("rank", "theory"):
         return [(measure, (measure, model, "--data", str(options.data)))]
     if measure == "glue" and options.glue:
-        return [(measure, ("finetune", model, "--task", *options.tasks, "--data", str(options.glue), *tuned))]
+        return [(measure, ("finetune", model, "--task", *options.tasks, "--data", str(options.glue), *tuned, *flags))]
     if measure == "squad" and options.squad:
         return [(measure, ("finetune", model, *squad, *tuned))]
     if measure == "rank-mnli" and options.glue:
-        return _ranked("mnli", model, ("--task", "mnli", "--data", str(options.glue)), options)
+        return _ranked("mnli", model, ("--task", "mnli", "--data", str(options.glue), *flags), options)
     if measure == "rank-squad2" and options.squad:
         return _ranked("squad2", model, squad, options)
     return []

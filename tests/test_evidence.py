@@ -29,7 +29,7 @@ def options(study: str, folder: Path, **changes):
 @pytest.mark.parametrize("study", get_args(evidence.Study))
 @pytest.mark.parametrize("size", [None, "tiny"])
 def test_every_command_is_one_that_latemask_takes(study, size, tmp_path):
-    jobs = evidence.jobs_of(options(study, tmp_path, size=size))
+    jobs = evidence.jobs_of(options(study, tmp_path, size=size, finetuning="--epochs 3 --batch-rows 32"))
     names = [job.name for job in jobs]
     assert len(set(names)) == len(names)
     for place, job in enumerate(jobs):
@@ -47,6 +47,7 @@ def test_every_command_is_one_that_latemask_takes(study, size, tmp_path):
         else:
             command = next(command for command in command_line.COMMANDS if command.name == name)
             parse(command_line.named(command.options), rest, prog=name, positional=command.positional)
+            assert (name == "finetune") == ("--epochs" in rest)
 
 
 def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):

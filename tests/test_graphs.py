@@ -100,6 +100,20 @@ def assert_same_run(one: Path, other: Path, *kinds: str) -> None:
     assert_same_bits(one / LAST, other / LAST)
 
 
+def both_ways_compiled(data: Path, folder: Path) -> None:
+    for way in ("on", "off"):
+        run = tiny_run("mlm", graphs=way, compile="on", batch_rows=8, validate_every=0, save_every=6)
+        pretrain(run, data, folder / way)
+
+
+@needs_a_gpu
+def test_compiled_blocks_draw_the_same_numbers_in_a_graph(data: Path, tmp_path: Path) -> None:
+    """In a process of its own: these tests check shapes as the compiler reads the code, and it cannot read that."""
+    work = f"from test_graphs import *; both_ways_compiled(Path({str(data)!r}), Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", work], check=True, cwd=Path(__file__).parent)
+    assert_same_run(tmp_path / "on", tmp_path / "off")
+
+
 FALLING = {"masking.later_rates": ("0.33:0.5", "0.83:0.15"), "masking.predicted_share": 0.5}
 
 
@@ -154,20 +168,6 @@ def test_a_shape_that_comes_in_the_middle_of_an_update_changes_no_gradient(data:
         loss = loop._accumulate(made, batches, 2, world)
         found.append([loss, *(weight.grad for weight in made.model.parameters())])
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
-
-
-def both_ways_compiled(data: Path, folder: Path) -> None:
-    for way in ("on", "off"):
-        run = tiny_run("mlm", graphs=way, compile="on", batch_rows=8, validate_every=0, save_every=6)
-        pretrain(run, data, folder / way)
-
-
-@needs_a_gpu
-def test_compiled_blocks_draw_the_same_numbers_in_a_graph(data: Path, tmp_path: Path) -> None:
-    """In a process of its own: these tests check shapes as the compiler reads the code, and it cannot read that."""
-    work = f"from test_graphs import *; both_ways_compiled(Path({str(data)!r}), Path({str(tmp_path)!r}))"
-    subprocess.run([sys.executable, "-c", work], check=True, cwd=Path(__file__).parent)
-    assert_same_run(tmp_path / "on", tmp_path / "off")
 
 
 # What is captured

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -136,3 +137,13 @@ def test_exit_status_of_a_stopped_run_is_the_documented_one():
 def test_pictures_and_files_that_are_named_are_there():
     for target in re.findall(r"\]\(([^)#:]+)\)", README):
         assert (ROOT / target).is_file(), target
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="then it runs for minutes")
+@pytest.mark.parametrize(("given", "said"), [(("data", "out"), "found no CUDA GPU"), (("data",), "found 1 arguments")])
+def test_what_only_a_gpu_shows_is_refused_without_one(given, said, tmp_path):
+    done = subprocess.run([ROOT / "scripts" / "gpu", *given], capture_output=True, text=True, cwd=tmp_path,
+                          env=os.environ | {"PYTHON": sys.executable})  # fmt: skip
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert not (ROOT / "out").exists()
