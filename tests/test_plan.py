@@ -21,6 +21,7 @@ from latemask.study.plan import (
     FEWEST_ROWS,
     FEWEST_STEPS,
     LOWEST_RATE,
+    LOWEST_RATE_WITH_DECODER,
     MOST_EPOCHS,
     SHORT_WARMUP,
     TOKENS_PER_PARAMETER,
@@ -30,7 +31,7 @@ from latemask.study.plan import (
     run_plan,
 )
 
-ORDER = {f"mae_lm_{size}": number for number, size in enumerate(SIZES)}
+ORDER = {f"{system}_{size}": number for number, size in enumerate(SIZES) for system in ("mlm", "mae_lm")}
 
 
 @given(tokens=st.floats(6, 12), hours=st.floats(-1, 5), kind=st.sampled_from(["H100", "L4", "RTX 4090"]))
@@ -47,12 +48,26 @@ def test_plans_keep_to_hours_and_text(tokens, hours, kind):
     assert left < one_step * (1 + 1e-6)
     assert training.batch_rows <= own.batch_rows
     by_the_root = own.learning_rate * (training.batch_rows / own.batch_rows) ** 0.5
-    assert training.learning_rate == pytest.approx(max(by_the_root, LOWEST_RATE), rel=0.05)
     is_short = training.batch_rows < own.batch_rows
+    is_mlm = chosen.run.decoder is None
+    size = SIZES[ORDER[chosen.run.recipe]]
+    assert is_mlm == reach(recipe(f"mae_lm_{size}"), options).is_short
+    lowest = min(own.learning_rate, LOWEST_RATE if is_mlm else LOWEST_RATE_WITH_DECODER)
+    assert training.learning_rate == pytest.approx(max(by_the_root, lowest), rel=0.05)
     assert (chosen.run.shape.positions == "rotary") == is_short
+    assert chosen.run.shape.dropout == (0 if is_short else recipe(chosen.run.recipe).shape.dropout)
     assert training.warmup_share == (SHORT_WARMUP if is_short else own.warmup_share)
     larger = [size for size in SIZES if ORDER[f"mae_lm_{size}"] > ORDER[chosen.run.recipe]]
     assert not any(reach(recipe(f"mae_lm_{size}"), options).is_enough for size in larger)
+
+
+def test_short_runs_are_mlm_and_a_decoder_learns_at_half_the_rate():
+    for tokens, hours, wanted in ((7.7e7, 0.15, "mlm_small"), (1e9, 1, "mae_lm_small"), (2e9, 40, "mae_lm_large")):
+        assert plan(PlanOptions(tokens, hours)).run.recipe == wanted
+    short = PlanOptions(2.5e8, 0.15)
+    rates = {name: reach(recipe(name), short).run.training.learning_rate for name in ("mlm_base", "mae_lm_base")}
+    assert rates == {"mlm_base": LOWEST_RATE, "mae_lm_base": LOWEST_RATE_WITH_DECODER}
+    assert reach(recipe("mae_lm_base"), short).run.shape.dropout == 0
 
 
 @given(tokens=st.floats(6, 12), hours=st.floats(-1, 4), more=st.floats(1, 100))
@@ -75,7 +90,7 @@ def test_help_says_the_rules(capsys, monkeypatch):
     said = " ".join(capsys.readouterr().out.split())
     for number in (MOST_EPOCHS, TOKENS_PER_PARAMETER, f"{FEWEST_STEPS:,}", FEWEST_ROWS, SHORT_WARMUP):
         assert f" {number} " in said
-    assert "not below 2e-4" in said
+    assert "not below 4e-4, with a decoder 2e-4" in said
 
 
 @pytest.mark.parametrize(("tokens", "hours"), [(2e9, 40), (7.7e7, 0.15), (1e6, 1000)])
