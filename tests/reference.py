@@ -95,6 +95,10 @@ def _row_losses(run: Run, weights: Weights, row: NaturalRow) -> Tensor:
     if decoder is None:
         return _head(weights, shape, [encoded[p] for p in predicted], [row.ids[p] for p in predicted])
 
+    if decoder.centred:
+        mean = torch.stack(list(encoded.values())).mean(0)
+        encoded = {p: x - mean for p, x in encoded.items()}
+
     def narrowed(x: Tensor) -> Tensor:
         return _linear(weights, "decoder.narrow", x) if decoder.width != shape.width else x
 

@@ -112,6 +112,8 @@ def falling(*later_rates: str) -> Masking:
         ("decoder", lambda: Run("r", decoder=Shape())),
         ("decoder.positions", lambda: Decoder(sublayers=("cross",), positions="absolute+rotary")),
         ("decoder.positions", lambda: Decoder(width=36, positions="absolute+rotary")),
+        ("decoder.centred", lambda: config.replace(recipe("mae_lm_tiny"), {"decoder.centred": True,
+                                                                           "shape.isolate_documents": True})),
         ("recipe", lambda: Run(None)),
     ],
 )  # fmt: skip
@@ -271,7 +273,11 @@ def remove(part: dict, name: str) -> None:
     del part[name]
 
 
-@pytest.mark.parametrize("path", [path for path in FIELDS if path != ("training", "graphs")], ids=".".join)
+NEWER = (("training", "graphs"), ("decoder", "centred"))
+"""Fields that older files lack."""
+
+
+@pytest.mark.parametrize("path", [path for path in FIELDS if path not in NEWER], ids=".".join)
 def test_a_missing_field_is_refused_by_name(path):
     with pytest.raises(Refusal) as refused:
         Run.from_json(changed(path, remove))

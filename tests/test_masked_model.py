@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 import torch
@@ -105,10 +106,11 @@ def test_mlm_fills_masks_as_transformers_does(positions, stock_class):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("system", [*FILLING, "joins in parts"])
+@pytest.mark.parametrize("system", [*FILLING, "joins in parts, centred"])
 def test_the_class_that_travels_with_exports_fills_masks_as_ours(system, changes, left):
-    run = small("misaligned_positions" if system == "joins in parts" else system, **changes)
-    if system == "joins in parts":
+    run = small("misaligned_positions" if system == "joins in parts, centred" else system, **changes)
+    if system == "joins in parts, centred":
+        run = replace(run, decoder=replace(run.decoder, centred=True))
         run = with_masking(run, joins=(Join(0, 0, 0.4), Join(2, 0.2, 0.7), Join(DECODER, 0.7, 1)), vector="own")
     model, specials = pretrainer_of(run).eval(), run.shape.specials
     travels = LatemaskForMaskedLM(stock.config_of(run, "latemask", fills_masks=True)).double().eval()

@@ -42,6 +42,10 @@ def with_rotary_decoder(run: Run) -> Run:
     return replace(run, decoder=replace(run.decoder, positions="absolute+rotary"))
 
 
+def with_centred_decoder(run: Run) -> Run:
+    return run if run.decoder is None else replace(run, decoder=replace(run.decoder, centred=True))
+
+
 VARIANTS = {
     "as it is": lambda run: run,
     "pre-norm, rotary, isolated": lambda run: with_shape(run, norm="pre", positions="rotary", isolate_documents=True),
@@ -51,6 +55,10 @@ VARIANTS = {
         with_shape(run, isolate_documents=True, positions="absolute+relative")
     ),
     "rotary decoder, isolated": lambda run: with_rotary_decoder(with_shape(run, isolate_documents=True)),
+    "centred decoder": with_centred_decoder,
+    "centred and rotary decoder, pre-norm": lambda run: with_centred_decoder(
+        with_rotary_decoder(with_shape(run, norm="pre"))
+    ),
     "misaligned, rotary": lambda run: with_masking(with_shape(run, positions="rotary"), aligned=False),
     "misaligned, relative, rate .5": lambda run: with_masking(
         with_shape(run, positions="absolute+relative"), aligned=False, rate=0.5
@@ -68,6 +76,33 @@ def assert_equals_the_reference(run: Run, batch: Batch) -> None:
     assert set(gradients) == {name for name, weight in weights.items() if weight.grad is not None} == set(weights)
     for name, weight in weights.items():
         torch.testing.assert_close(gradients[name], weight.grad, **EXACT, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@pytest.mark.parametrize("system", ["mae_lm", "three_ml_cross", "decoder_self_cross", "decoder_causal_cross"])
+def test_a_centred_decoder_does_not_see_what_all_outputs_of_the_encoder_have_in_common(system):
+    """Nor does its loss change it: the gradients of a row's outputs add up to nothing."""
+    run = with_centred_decoder(small(system))
+    model, batch = pretrainer_of(run), batch_of(run)
+    run_blocks, outputs = model.encoder.run, []
+
+    def shifted(by):
+        def encoded(*given, **named):
+            row = run_blocks(*given, **named)
+            outputs.append(row.x)
+            row.x.retain_grad()
+            return replace(row, x=row.x + by)
+
+        return encoded
+
+    losses = []
+    for by in (0.0, 3 * torch.randn(run.shape.width, dtype=torch.float64)):
+        model.encoder.run = shifted(by)
+        losses.append(model(batch))
+        losses[-1].mean().backward()
+    torch.testing.assert_close(losses[0], losses[1], **EXACT)
+    gradient = outputs[-1].grad
+    assert gradient.abs().max() > 1e-6
+    torch.testing.assert_close(gradient.sum(1), torch.zeros_like(gradient[:, 0]), **EXACT)
 
 
 def test_shapes_and_types_are_checked_while_testing():

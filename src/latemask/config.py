@@ -234,6 +234,9 @@ class Run(Typed):
                 self.training.max_seconds, "none where masking.later_rates follow the number of updates")  # fmt: skip
         require(not self.rewrites or self.masking.predicted_share == 1, "masking.predicted_share",
                 self.masking.predicted_share, "1 where the decoder rewrites the whole row")  # fmt: skip
+        is_centred = self.decoder is not None and self.decoder.centred
+        require(not is_centred or not self.shape.isolate_documents, "decoder.centred", True,
+                "False where documents are isolated: a mean over the row is one over all of them")  # fmt: skip
         if self.rewrites:
             require(not plan.arrivals, "masking.joins", self.masking.joins, "none when the decoder rewrites the row")
         elif self.decoder is None:

@@ -108,6 +108,7 @@ class Decoder(Typed):
     """What is thrown away after pretraining."""
 
     _part = "decoder."
+    _newer = frozenset({"centred"})
 
     depth: int = 4
     """Blocks (MAE-LM section 3: a sixth to a third of the encoder's)."""
@@ -121,6 +122,8 @@ class Decoder(Typed):
     """Attention inside each block: ("self",), ("self", "cross") or ("cross",); cross looks at the encoder's output."""
     positions: Literal["absolute", "absolute+rotary"] = "absolute"
     """Learned absolute table (appendix C), or that and rotary angles in its self-attention (ours, for short runs)."""
+    centred: bool = False
+    """Whether it reads the encoder's outputs less their mean over the row, so that no loss pulls all one way (ours)."""
     rewrites: bool = False
     """False: fill the masked positions. True: rewrite the whole row causally (Table 2, "uni. self + cross")."""
     dropout: float = 0.0

@@ -47,6 +47,7 @@ class LatemaskConfig(PretrainedConfig):
         decoder_intermediate_size=3072,
         decoder_sublayers=("self",),
         decoder_position_embedding_type="absolute",
+        decoder_centred=False,
         **kwargs,
     ):
         self.vocab_size = vocab_size
@@ -72,6 +73,7 @@ class LatemaskConfig(PretrainedConfig):
         self.decoder_intermediate_size = decoder_intermediate_size
         self.decoder_sublayers = list(decoder_sublayers)
         self.decoder_position_embedding_type = decoder_position_embedding_type
+        self.decoder_centred = decoder_centred
         super().__init__(**kwargs)
 
 
@@ -376,6 +378,9 @@ class LatemaskForMaskedLM(LatemaskPreTrainedModel):
         x = memory = self.encoder.stack.final_norm(x)
         if self.decoder is None:
             return x
+        if self.config.decoder_centred:
+            there = present[..., None]
+            x = memory = x - (x * there).sum(1, keepdim=True) / there.sum(1, keepdim=True).clamp(min=1)
         if self.config.num_hidden_layers in joins:
             newcomers, _ = arriving(*joins[self.config.num_hidden_layers])
             x = torch.where(newcomers[..., None], vector.to(x.dtype), x)

@@ -143,6 +143,7 @@ def config_of(
             config.decoder_intermediate_size = run.decoder.feedforward
             config.decoder_sublayers = list(run.decoder.sublayers)
             config.decoder_position_embedding_type = run.decoder.positions
+            config.decoder_centred = run.decoder.centred
     return config
 
 

@@ -44,19 +44,34 @@ class NoDecoder(nn.Module):
 
 
 class _Decoder(nn.Module):
-    """What both decoders share: a door with true positions, and a stack."""
+    """What both decoders share: how they read the encoder's output, a door with true positions, and a stack."""
 
     reads_predicted_only = False
 
     def __init__(self, decoder: Decoder, shape: Shape):
         super().__init__()
         self.width, self.sublayers, self.isolates = decoder.width, decoder.sublayers, shape.isolate_documents
+        self.is_centred = decoder.centred
         self.rotary_width = decoder.width // decoder.heads if decoder.positions == "absolute+rotary" else None
         self.narrow = nn.Linear(shape.width, decoder.width) if decoder.width != shape.width else None
         self.door = Door(decoder.width, shape.row_tokens, shape.norm_epsilon, decoder.dropout)
         self.stack = Stack(decoder.depth, decoder.width, decoder.heads, decoder.feedforward, epsilon=shape.norm_epsilon,
                            dropout=decoder.dropout, sublayers=decoder.sublayers, memory_width=shape.width,
                            pre_norm=shape.norm == "pre")  # fmt: skip
+
+    def memory(self, encoded: Row) -> Float[Tensor, "B n E"]:
+        """The encoder's output, of a centred decoder less its mean over the row's tokens.
+
+        Attention averages, so that a loss which asks for the same everywhere (word frequencies, at first) pulls every
+        output of the encoder one way; what all have in common a centred decoder does not see.
+        """
+        x = encoded.x
+        if not self.is_centred:
+            return x
+        if encoded.real is None:
+            return x - x.mean(1, keepdim=True)
+        real = encoded.real[..., None]
+        return x - (x * real).sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp(min=1)
 
     def enter(self, x: Float[Tensor, "B n E"], positions: Tensor) -> Float[Tensor, "B n D"]:
         """Through the decoder's door: the encoder's width to the decoder's, positions added to everybody again."""
@@ -88,7 +103,8 @@ class FillingDecoder(_Decoder):
         self.join = join
 
     def forward(self, encoded: Row, batch: Batch, mask: Tensor, tokens: nn.Embedding) -> Prediction:
-        x, real, visible = encoded.x, encoded.real, batch.n_visible
+        memory, real, visible = self.memory(encoded), encoded.real, batch.n_visible
+        x = memory
         if self.join is not None:
             start, stop = self.join.tokens(batch.n_masked)
             x = torch.cat([x[:, : visible + start], mask.to(x.dtype).expand(batch.rows, stop - start, -1)], 1)
@@ -101,7 +117,7 @@ class FillingDecoder(_Decoder):
             x,
             self.self_sight(document, positions, real, x) if first == 0 else Geometry(),
             predict_from=batch.first_predicted - first,
-            memory=encoded.x,
+            memory=memory,
             memory_geometry=self.sight(document, encoded.document, encoded.real, x),
         )
         return Prediction(x, batch.targets)
@@ -125,4 +141,4 @@ class RewritingDecoder(_Decoder):
             ahead = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
             seen = seen._replace(bias=seen.bias.masked_fill(ahead, -torch.inf))
         memory_seen = self.sight(document, encoded.document, encoded.real, x)
-        return Prediction(self.stack(x, seen, memory=encoded.x, memory_geometry=memory_seen), ids[:, 1:])
+        return Prediction(self.stack(x, seen, memory=self.memory(encoded), memory_geometry=memory_seen), ids[:, 1:])
