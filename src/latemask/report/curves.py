@@ -18,7 +18,7 @@ OF_WHAT = {"step": "steps", "seconds": "seconds", "flops": "FLOPs"}
 
 
 def loss_drawings(runs: Sequence[RunFolder]) -> list[Drawing]:
-    """Loss against steps, seconds and FLOPs."""
+    """Loss against steps, seconds and FLOPs; what does not compare in any of the three is said under the first."""
     note = why_losses_do_not(runs)
     if len({run.rewrites for run in runs}) > 1:
         note = f"{note} {ROWS_NOTE}".strip()
@@ -30,7 +30,8 @@ def loss_drawings(runs: Sequence[RunFolder]) -> list[Drawing]:
         figure = plots.losses(journals, against, looks, rewriting)
         for level, name in levels.items():
             plots.level(figure, level, name)
-        drawings.append(Drawing(against, f"Loss against {OF_WHAT[against]}", plots.svg(figure), note))
+        title = f"Loss against {OF_WHAT[against]}"
+        drawings.append(Drawing(against, title, plots.svg(figure), "" if drawings else note))
     return drawings
 
 
