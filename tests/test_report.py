@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 import subprocess
 import sys
@@ -156,6 +157,23 @@ def test_what_is_damaged_is_left_out_and_said_on_page_and_terminal_and_by_the_ex
     top = after.index("## Runs")
     assert place in after[:top]
     assert after[top:] == before[before.index("## Runs") :], "everything else is there as it was"
+
+
+def test_damaged_lines_of_a_journal_are_counted_in_one_line(tmp_path, capsys):
+    write_journal(tmp_path / "good")
+    part = write_journal(tmp_path / "part")
+    [_, whole] = read_folders([tmp_path / "good", part])
+    with (part / "journal.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 40}\n{{}\n\n{"kind": "st')
+    noise = tmp_path / "noise" / "journal.jsonl"
+    noise.parent.mkdir()
+    noise.write_bytes(random.Random(0).randbytes(100_000))
+    [_, damaged, random_bytes] = read_folders([tmp_path / "good", part, noise.parent])
+    assert (damaged.lines, random_bytes.lines) == (whole.lines, [])
+    of_part, of_noise = capsys.readouterr().err.splitlines()
+    assert "found 3 damaged lines, the first: line 9, of kind train, without tokens; wanted" in of_part
+    count = sum(map(bool, noise.read_bytes().split(b"\n")))
+    assert of_noise.startswith(f"warning: left out: {noise}:1: found {count} damaged lines, the first: ")
 
 
 def test_a_damaged_file_of_a_sweep_is_said_once_and_its_runs_are_read(tmp_path):
