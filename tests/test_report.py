@@ -585,6 +585,30 @@ def test_checkpoints_of_one_run_are_a_curve_beside_points_of_others(tmp_path):
     assert not checkpoint_drawings(entries(folders[1:]))
 
 
+def test_checkpoints_that_were_tried_on_other_data_are_not_joined(tmp_path, monkeypatch):
+    drawn = []
+
+    def lines(series, *_, **__):
+        drawn.append({name: [(x, round(y)) for x, y in points] for name, points in series.items()})
+        return plots.plt.subplots()[0]
+
+    monkeypatch.setattr(plots, "lines", lines)
+    monkeypatch.setattr(plots, "svg", lambda figure: plots.plt.close(figure) or "<svg></svg>")
+    tried = [point("rte", 0.5 + step / 1e4, step=step) for step in (500, 1000)]
+    put(write_journal(tmp_path / "x"), *tried, point("rte", 0.9, step=1500, fingerprint="other"))
+    put(write_journal(tmp_path / "y"), point("rte", 0.66, run="y", fingerprint="other"))
+    drawings = checkpoint_drawings(entries(read_folders([tmp_path / "x", tmp_path / "y"])))
+    assert drawn[0] == {"x": [(50, 55), (100, 60)]}, "neither the later checkpoint of x nor y's"
+    assert len(drawings) == 2, "on the other data no run has two"
+    drawn.clear()
+    put(tmp_path / "x", point("rte", 0.95, step=2000, fingerprint="other"))
+    drawings = checkpoint_drawings(entries(read_folders([tmp_path / "x", tmp_path / "y"])))
+    assert drawn[::2] == [{"x": [(50, 55), (100, 60)]}, {"x": [(150, 90), (200, 95)], "y": [(100, 66)]}]
+    titles = [drawing.title for drawing in drawings if drawing.name.endswith("-seconds")]
+    assert all(re.fullmatch(r"RTE, data \w{8} of checkpoints against seconds", title) for title in titles)
+    assert len({drawing.name for drawing in drawings}) == 4
+
+
 def test_minimal_pairs_and_masked_losses(tmp_path):
     put(tmp_path / "x", pairs("x", 0.7), pairs("x", 0.75, whole_words=True), masked_loss("x", 2.5))
     put(tmp_path / "y", pairs("y", 0.6), masked_loss("y", 2.0, rate=0.5))
