@@ -646,7 +646,7 @@ def test_minimal_pairs_of_different_data_stay_apart(tmp_path):
     assert found == {"Minimal pairs, blimp": 70.0, "Minimal pairs, mine.jsonl": 50.0}  # all of the pairs before a few
     overall = row_of(pairs_table(folders), "overall")
     assert overall == {"field": "overall", "x, blimp": "70.0", "x, mine.jsonl": "50.0", "x, blimp †": "90.0"}
-    put(tmp_path / "y", masked_loss("y", 2.0) | of["blimp"], masked_loss("y", 3.0) | of["mine.jsonl"])
+    put(tmp_path / "y", masked_loss("y", 2.0) | of["blimp"], masked_loss("y", 3.0, text="other") | of["mine.jsonl"])
     losses = masked_loss_table(read_folders([tmp_path / "y"]))
     assert {row[1]: row[2] for row in losses.rows} == {"blimp": 2.0, "mine.jsonl": 3.0}
     assert "do not compare" in losses.note
