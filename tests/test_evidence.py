@@ -8,6 +8,7 @@ import sys
 import tarfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -234,6 +235,28 @@ def test_a_job_told_to_stop_in_the_middle_is_gone_on_with(tmp_path):
     stopped = evidence.Job("a", (sys.executable, "-c", code, str(tmp_path / "file")), stop_at_seconds=2)
     assert evidence.Runner([stopped], tmp_path, lambda: False).run(stopped, 0)
     assert (tmp_path / "file").exists()
+
+
+def test_the_peer_begins_anew_in_the_folder_of_a_run_and_in_no_other(data, tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(roberta, "Trainer", lambda run, options, store: SimpleNamespace(train=lambda: begun.append(1)))
+    out = tmp_path / "run"
+    for name in ("step-0000002", ".step-0000004.partial", "downstream"):
+        (out / name).mkdir(parents=True)
+    command = ["roberta.py", "mlm_tiny", "--data", str(data), "--out", str(out), "--overwrite"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(Refusal, match="something already there"):
+        roberta.main()
+    assert not begun
+    (out / "journal.jsonl").touch()
+    monkeypatch.setattr(sys, "argv", command[:-1])
+    with pytest.raises(Refusal, match="something already there"):
+        roberta.main()
+    assert (out / "step-0000002").is_dir()
+    monkeypatch.setattr(sys, "argv", command)
+    roberta.main()
+    assert begun
+    assert [path.name for path in out.iterdir()] == ["downstream"]
 
 
 def test_fine_tuned_models_are_ranked_on_the_held_out_texts_of_their_task(tmp_path):
