@@ -98,14 +98,23 @@ def test_what_rewrites_rows_is_asked_for_no_chance_of_one_token(tmp_path):
     assert "decoder_causal_cross/blimp" not in names
 
 
-def test_squad_is_cut_as_fits_the_rows_of_a_recipe(tmp_path):
-    for size, stride in (("tiny", "32"), (None, None)):
-        jobs = evidence.jobs_of(options("objectives", tmp_path, size=size, seeds=(1,)))
-        found = [job for job in jobs if job.name in ("mlm,seed=1/squad", "mlm,seed=1/save-squad2")]
-        assert len(found) == 2
-        for job in found:
-            flags = dict(zip(job.command, job.command[1:], strict=False))
-            assert flags.get("--stride-tokens") == stride
+@pytest.mark.parametrize("size", [None, "tiny"])
+def test_rows_are_what_a_label_and_the_number_of_tokens_say(size, tmp_path):
+    for trial in evidence.trials_of(options("tuning", tmp_path, size=size))[0]:
+        run = peer_or_ours(trial, tmp_path)
+        assert f",{run.training.batch_rows}x{run.shape.row_tokens}," in trial.name
+    for study in ("objectives", "three-ml", "collapse"):
+        for trial in evidence.trials_of(options(study, tmp_path, size=size, tokens=1_000_000))[0]:
+            run = peer_or_ours(trial, tmp_path)
+            row_tokens, training = run.shape.row_tokens, run.training
+            assert row_tokens == 512
+            assert 0 <= 1_000_000 - training.steps * training.batch_rows * row_tokens < 512 * 64
+
+
+def peer_or_ours(trial, folder: Path):
+    """The run that a trial trains."""
+    words = [trial.recipe, "--data", str(folder), "--out", "x", *trial.flags]
+    return (roberta.read if trial.is_peer else read)(words)[1]
 
 
 def test_of_three_ml_the_corners_of_the_front_come_first(tmp_path):
