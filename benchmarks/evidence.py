@@ -199,7 +199,7 @@ def short_run(
              "--training.log-every", str(max(1, steps // 100)), "--training.validate-every", str(max(1, steps // 12)),
              "--training.validation-rate", "0.15", "--training.save-every", "1000000",
              "--shape.dropout", dropout)  # fmt: skip
-    if row_tokens != 512:
+    if row_tokens != recipe(name).shape.row_tokens:
         flags += ("--shape.row-tokens", str(row_tokens))
     if name.startswith("no_relative"):
         return flags
@@ -383,9 +383,6 @@ def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str,
              "--together", str(options.together))  # fmt: skip
     flags = tuple(shlex.split(options.finetuning))
     squad = ("--task", "squad2", "--data", str(options.squad), "--train", SQUAD_TRAIN, "--dev", SQUAD_DEV, *flags)
-    row_tokens = recipe(f"mlm_{options.size or 'base'}").shape.row_tokens
-    if row_tokens < 512:  # fine-tuning's own stride is for rows that long
-        squad += ("--stride-tokens", str(row_tokens // 4))
     if measure == "blimp" and options.blimp:
         first = () if options.first is None else ("--first", str(options.first))
         return [

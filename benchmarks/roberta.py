@@ -12,7 +12,6 @@ finetune``, ``evaluate``, ``rank`` and ``report`` take the folder like any other
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from collections.abc import Sequence
 from contextlib import closing
@@ -79,9 +78,7 @@ def main() -> None:
     if options.out.exists():
         if not (options.overwrite and (options.out / "journal.jsonl").is_file()):
             raise Refusal(options.out, "something already there", "a new folder, or with --overwrite a run's")
-        for step in checkpoint.steps(options.out):
-            shutil.rmtree(step)
-        (options.out / "journal.jsonl").unlink()
+        checkpoint.clear(options.out)
     options.out.mkdir(parents=True, exist_ok=True)
     Trainer(run, options, store).train()
 

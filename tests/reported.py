@@ -124,10 +124,11 @@ def pairs(run: str, score: float, step: int = 1000, whole_words: bool = False) -
             "refused_rows": {}, "options": {"whole_words": whole_words}, "card": "cpu", "versions": {}}  # fmt: skip
 
 
-def masked_loss(run: str, loss: float, rate: float = 0.15) -> dict[str, Any]:
+def masked_loss(run: str, loss: float, rate: float = 0.15, text: str = "0af1") -> dict[str, Any]:
     """What ``latemask evaluate --suite masked-loss`` writes."""
     return {**pairs(run, loss), "suite": "masked-loss", "loss": loss, "loss_per_character": loss / 4, "by_source": {},
-            "masked_tokens": 9000, "rows": 100, "row_tokens": 128, "rate": rate, "tokenizer": "abc"}  # fmt: skip
+            "masked_tokens": 9000, "rows": 100, "row_tokens": 128, "rate": rate, "tokenizer": "abc",
+            "fingerprint": text}  # fmt: skip
 
 
 def similarity(run: str) -> dict[str, Any]:

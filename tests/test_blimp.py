@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -305,6 +306,21 @@ def test_the_masked_loss_is_the_one_of_validation(tmp_path, system):
             assert found["by_source"][name] == pytest.approx(float(chosen.mean()), abs=1e-5)
 
 
+def test_a_masked_loss_says_which_text_was_scored_wherever_it_lies_and_however_many_rows_go_at_once(tmp_path):
+    model = str(run_of(tmp_path))
+    one, copy, other = (prepared(tmp_path / name) for name in ("one", "copy", "other"))
+    (other / "a.jsonl").write_text((other / "a.jsonl").read_text().replace("Paris", "Berlin"))
+
+    def scored(text, **changes):
+        options = EvaluateOptions(model, "masked-loss", str(text), out=str(tmp_path / "x.json"), rows=10, row_tokens=48)
+        return evaluate(dataclasses.replace(options, **changes))["fingerprint"]
+
+    first = scored(one)
+    assert re.fullmatch(r"[0-9a-f]{16}", first)
+    assert scored(copy, batch_tokens=3 * 48) == first
+    assert len({first, scored(other), scored(one, rows=9), scored(one, rate=0.5)}) == 4
+
+
 def test_a_hugging_face_model_is_asked_for_the_same_masks(tmp_path):
     run_of(tmp_path)
     text = prepared(tmp_path / "text")
@@ -313,6 +329,7 @@ def test_a_hugging_face_model_is_asked_for_the_same_masks(tmp_path):
         options = EvaluateOptions(model, "masked-loss", str(text), out=str(tmp_path / "x.json"), rows=10, row_tokens=48)
         found.append(evaluate(options))
     assert found[0]["masked_tokens"] == found[1]["masked_tokens"]
+    assert found[0]["fingerprint"] == found[1]["fingerprint"]
     theirs = load_masked_model(tmp_path / "roberta")
     assert found[1]["loss"] == pytest.approx(np.log(byte_level().vocabulary), abs=0.5)  # untrained
     assert theirs.shape.row_tokens == 48

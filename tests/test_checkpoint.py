@@ -269,6 +269,15 @@ def test_a_sweep_takes_what_a_kill_left_and_nothing_else(run_folder: Path) -> No
     assert sorted(path.name for path in run_folder.iterdir()) == before
 
 
+def test_a_folder_that_is_cleared_keeps_what_is_no_run_s(run_folder: Path) -> None:
+    (run_folder / ".step-0000008.partial").mkdir()
+    (run_folder / "downstream").mkdir()
+    (run_folder / "notes.txt").write_text("years of work")
+    checkpoint.clear(run_folder)
+    kept = {path.name for path in run_folder.iterdir() if path.name != ".lock"}
+    assert kept == {"downstream", "notes.txt"}
+
+
 def test_keys_that_do_not_match_are_listed(run_folder: Path) -> None:
     step = run_folder / "step-0000006"
     tensors = load_file(step / "encoder.safetensors")

@@ -8,6 +8,7 @@ import sys
 import tarfile
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -97,14 +98,23 @@ def test_what_rewrites_rows_is_asked_for_no_chance_of_one_token(tmp_path):
     assert "decoder_causal_cross/blimp" not in names
 
 
-def test_squad_is_cut_as_fits_the_rows_of_a_recipe(tmp_path):
-    for size, stride in (("tiny", "32"), (None, None)):
-        jobs = evidence.jobs_of(options("objectives", tmp_path, size=size, seeds=(1,)))
-        found = [job for job in jobs if job.name in ("mlm,seed=1/squad", "mlm,seed=1/save-squad2")]
-        assert len(found) == 2
-        for job in found:
-            flags = dict(zip(job.command, job.command[1:], strict=False))
-            assert flags.get("--stride-tokens") == stride
+@pytest.mark.parametrize("size", [None, "tiny"])
+def test_rows_are_what_a_label_and_the_number_of_tokens_say(size, tmp_path):
+    for trial in evidence.trials_of(options("tuning", tmp_path, size=size))[0]:
+        run = peer_or_ours(trial, tmp_path)
+        assert f",{run.training.batch_rows}x{run.shape.row_tokens}," in trial.name
+    for study in ("objectives", "three-ml", "collapse"):
+        for trial in evidence.trials_of(options(study, tmp_path, size=size, tokens=1_000_000))[0]:
+            run = peer_or_ours(trial, tmp_path)
+            row_tokens, training = run.shape.row_tokens, run.training
+            assert row_tokens == 512
+            assert 0 <= 1_000_000 - training.steps * training.batch_rows * row_tokens < 512 * 64
+
+
+def peer_or_ours(trial, folder: Path):
+    """The run that a trial trains."""
+    words = [trial.recipe, "--data", str(folder), "--out", "x", *trial.flags]
+    return (roberta.read if trial.is_peer else read)(words)[1]
 
 
 def test_of_three_ml_the_corners_of_the_front_come_first(tmp_path):
@@ -234,6 +244,28 @@ def test_a_job_told_to_stop_in_the_middle_is_gone_on_with(tmp_path):
     stopped = evidence.Job("a", (sys.executable, "-c", code, str(tmp_path / "file")), stop_at_seconds=2)
     assert evidence.Runner([stopped], tmp_path, lambda: False).run(stopped, 0)
     assert (tmp_path / "file").exists()
+
+
+def test_the_peer_begins_anew_in_the_folder_of_a_run_and_in_no_other(data, tmp_path, monkeypatch):
+    begun = []
+    monkeypatch.setattr(roberta, "Trainer", lambda run, options, store: SimpleNamespace(train=lambda: begun.append(1)))
+    out = tmp_path / "run"
+    for name in ("step-0000002", ".step-0000004.partial", "downstream"):
+        (out / name).mkdir(parents=True)
+    command = ["roberta.py", "mlm_tiny", "--data", str(data), "--out", str(out), "--overwrite"]
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(Refusal, match="something already there"):
+        roberta.main()
+    assert not begun
+    (out / "journal.jsonl").touch()
+    monkeypatch.setattr(sys, "argv", command[:-1])
+    with pytest.raises(Refusal, match="something already there"):
+        roberta.main()
+    assert (out / "step-0000002").is_dir()
+    monkeypatch.setattr(sys, "argv", command)
+    roberta.main()
+    assert begun
+    assert [path.name for path in out.iterdir()] == ["downstream"]
 
 
 def test_fine_tuned_models_are_ranked_on_the_held_out_texts_of_their_task(tmp_path):

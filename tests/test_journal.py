@@ -93,7 +93,7 @@ def test_every_reader_counts_the_lines_that_the_file_has(tmp_path: Path) -> None
     path.write_text("\n".join([start, "", "", '{"kind": "save", "step": 1}', '{"kind": "end", "step": 3}', ""]))
     with pytest.raises(Refusal, match=r"line 5, of kind end, without reason"):
         journal.read_checked(path)
-    lines, [problem] = journal.salvaged(path)
+    lines, problem = journal.salvaged(path)
     assert [line["kind"] for line in lines] == ["start", "save"]
     assert "line 5, of kind end, without reason" in str(problem)
 

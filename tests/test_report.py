@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 import subprocess
 import sys
@@ -158,6 +159,23 @@ def test_what_is_damaged_is_left_out_and_said_on_page_and_terminal_and_by_the_ex
     assert after[top:] == before[before.index("## Runs") :], "everything else is there as it was"
 
 
+def test_damaged_lines_of_a_journal_are_counted_in_one_line(tmp_path, capsys):
+    write_journal(tmp_path / "good")
+    part = write_journal(tmp_path / "part")
+    [_, whole] = read_folders([tmp_path / "good", part])
+    with (part / "journal.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 40}\n{{}\n\n{"kind": "st')
+    noise = tmp_path / "noise" / "journal.jsonl"
+    noise.parent.mkdir()
+    noise.write_bytes(random.Random(0).randbytes(100_000))
+    [_, damaged, random_bytes] = read_folders([tmp_path / "good", part, noise.parent])
+    assert (damaged.lines, random_bytes.lines) == (whole.lines, [])
+    of_part, of_noise = capsys.readouterr().err.splitlines()
+    assert "found 3 damaged lines, the first: line 9, of kind train, without tokens; wanted" in of_part
+    count = sum(map(bool, noise.read_bytes().split(b"\n")))
+    assert of_noise.startswith(f"warning: left out: {noise}:1: found {count} damaged lines, the first: ")
+
+
 def test_a_damaged_file_of_a_sweep_is_said_once_and_its_runs_are_read(tmp_path):
     for number in range(2):
         write_journal(tmp_path / f"run-{number}")
@@ -183,10 +201,14 @@ def test_a_journal_whose_start_is_damaged_says_so_and_the_results_beside_it_stan
     assert [problem.where for problem in run.left_out] == [f"{folder / 'journal.jsonl'}:1"]
 
 
+SAID_ONCE = [True, False, False]
+"""Of the three figures of losses."""
+
+
 def test_losses_at_different_rates_are_said_not_to_compare(tmp_path):
     runs = read_folders([write_journal(tmp_path / "a"), write_journal(tmp_path / "b", rate=0.5)])
     assert "do not compare" in runs_table(runs).note
-    assert all("do not compare" in drawing.note for drawing in loss_drawings(runs))
+    assert ["do not compare" in drawing.note for drawing in loss_drawings(runs)] == SAID_ONCE
 
 
 @pytest.mark.parametrize("field", [{"shape.row_tokens": 64}, {"shape.vocabulary": 9000}])
@@ -195,7 +217,7 @@ def test_losses_of_other_rows_or_ids_are_said_not_to_compare(field, tmp_path):
     assert "do not compare" not in runs_table(alike).note
     runs = [*alike[:1], *read_folders([write_journal(tmp_path / "c", fields=field)])]
     assert "do not compare" in runs_table(runs).note
-    assert all("do not compare" in drawing.note for drawing in loss_drawings(runs))
+    assert ["do not compare" in drawing.note for drawing in loss_drawings(runs)] == SAID_ONCE
 
 
 def test_losses_over_whole_rows_stand_apart_under_their_own_name(tmp_path):
@@ -206,8 +228,9 @@ def test_losses_over_whole_rows_stand_apart_under_their_own_name(tmp_path):
     assert [row_of(table, name)["loss per"] for name in ("plain", "bart")] == ["masked token", "token of the row"]
     assert "nats per token of the row where the decoder rewrites" in table.note
     assert sources_table(runs).columns == ("source", "plain", "bart (per token of the row)")
-    for drawing in loss_drawings(runs):
-        assert "does not compare" in drawing.note
+    drawings = loss_drawings(runs)
+    assert ["does not compare" in drawing.note for drawing in drawings] == SAID_ONCE
+    for drawing in drawings:
         for text in ("plain", "bart (per token of the row)", "validation loss, nats", "word frequencies alone",
                      "word frequencies alone (per token of the row)"):  # fmt: skip
             assert f">{text}<" in drawing.svg
@@ -562,6 +585,30 @@ def test_checkpoints_of_one_run_are_a_curve_beside_points_of_others(tmp_path):
     assert not checkpoint_drawings(entries(folders[1:]))
 
 
+def test_checkpoints_that_were_tried_on_other_data_are_not_joined(tmp_path, monkeypatch):
+    drawn = []
+
+    def lines(series, *_, **__):
+        drawn.append({name: [(x, round(y)) for x, y in points] for name, points in series.items()})
+        return plots.plt.subplots()[0]
+
+    monkeypatch.setattr(plots, "lines", lines)
+    monkeypatch.setattr(plots, "svg", lambda figure: plots.plt.close(figure) or "<svg></svg>")
+    tried = [point("rte", 0.5 + step / 1e4, step=step) for step in (500, 1000)]
+    put(write_journal(tmp_path / "x"), *tried, point("rte", 0.9, step=1500, fingerprint="other"))
+    put(write_journal(tmp_path / "y"), point("rte", 0.66, run="y", fingerprint="other"))
+    drawings = checkpoint_drawings(entries(read_folders([tmp_path / "x", tmp_path / "y"])))
+    assert drawn[0] == {"x": [(50, 55), (100, 60)]}, "neither the later checkpoint of x nor y's"
+    assert len(drawings) == 2, "on the other data no run has two"
+    drawn.clear()
+    put(tmp_path / "x", point("rte", 0.95, step=2000, fingerprint="other"))
+    drawings = checkpoint_drawings(entries(read_folders([tmp_path / "x", tmp_path / "y"])))
+    assert drawn[::2] == [{"x": [(50, 55), (100, 60)]}, {"x": [(150, 90), (200, 95)], "y": [(100, 66)]}]
+    titles = [drawing.title for drawing in drawings if drawing.name.endswith("-seconds")]
+    assert all(re.fullmatch(r"RTE, data \w{8} of checkpoints against seconds", title) for title in titles)
+    assert len({drawing.name for drawing in drawings}) == 4
+
+
 def test_minimal_pairs_and_masked_losses(tmp_path):
     put(tmp_path / "x", pairs("x", 0.7), pairs("x", 0.75, whole_words=True), masked_loss("x", 2.5))
     put(tmp_path / "y", pairs("y", 0.6), masked_loss("y", 2.0, rate=0.5))
@@ -599,7 +646,7 @@ def test_minimal_pairs_of_different_data_stay_apart(tmp_path):
     assert found == {"Minimal pairs, blimp": 70.0, "Minimal pairs, mine.jsonl": 50.0}  # all of the pairs before a few
     overall = row_of(pairs_table(folders), "overall")
     assert overall == {"field": "overall", "x, blimp": "70.0", "x, mine.jsonl": "50.0", "x, blimp †": "90.0"}
-    put(tmp_path / "y", masked_loss("y", 2.0) | of["blimp"], masked_loss("y", 3.0) | of["mine.jsonl"])
+    put(tmp_path / "y", masked_loss("y", 2.0) | of["blimp"], masked_loss("y", 3.0, text="other") | of["mine.jsonl"])
     losses = masked_loss_table(read_folders([tmp_path / "y"]))
     assert {row[1]: row[2] for row in losses.rows} == {"blimp": 2.0, "mine.jsonl": 3.0}
     assert "do not compare" in losses.note

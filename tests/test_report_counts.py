@@ -210,7 +210,7 @@ OTHERWISE: list[tuple[dict[str, Any], str]] = [
     ({"tokenizer": "xyz"}, "tokenizer xyz"),
     ({"rows": 200}, "200 rows"),
     ({"rate": 0.5}, "50%"),
-    ({"options": {"data": "other/held.txt"}}, "other/held.txt"),
+    ({"fingerprint": "9b3c"}, "text 9b3c"),
 ]
 
 
@@ -238,6 +238,28 @@ def test_masked_losses_are_compared_where_they_were_measured_alike_and_else_it_i
     assert len(losses) == 2, "a column each"
     assert all(sum(row[costs.columns.index(name)] is not None for row in costs.rows) == 1 for name in losses)
     assert ("do not compare" in costs.note) == (said != "50%"), "a rate stands in every name"
+
+
+BY_PATH = {"fingerprint"}
+"""What a result of before says nothing of."""
+
+
+@pytest.mark.parametrize(("change", "left_out", "compare"), [
+    ({"options": {"data": "moved/held.txt"}}, set(), True),
+    ({"tokenizer": "xyz", "fingerprint": "9b3c"}, set(), False),
+    ({"options": {"data": "./held.txt"}}, BY_PATH, True),
+    ({"options": {"data": "moved/held.txt"}}, BY_PATH, False),
+])  # fmt: skip
+def test_texts_are_told_apart_by_what_was_scored_and_by_their_paths_where_a_result_does_not_say_it(
+    change, left_out, compare, tmp_path
+):
+    on = {"options": {"data": "held.txt"}}
+    for name, result in (("a", masked_loss("a", 2.0) | on), ("b", masked_loss("b", 3.0) | on | change)):
+        put(write_journal(tmp_path / name), {key: value for key, value in result.items() if key not in left_out})
+    note = masked_loss_table(read_folders([tmp_path / "a", tmp_path / "b"])).note
+    assert ("Not measured alike" in note) != compare
+    if "tokenizer" in change:
+        assert "(tokenizer abc and tokenizer xyz)" in note, "that other ids were scored follows from it"
 
 
 def test_one_run_s_masked_losses_of_two_row_lengths_are_two_measures(tmp_path):

@@ -7,6 +7,7 @@ alone). Models with other tokenizers read the same text at the same rate; then o
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -105,7 +106,8 @@ def masked_loss(
     precision: Callable[[], AbstractContextManager[None]] | None = None,
     advance: Callable[[float], None] = lambda amount: None,
 ) -> dict[str, Any]:
-    """``loss`` (nats per masked token), ``by_source``, ``loss_per_character`` of the masked tokens, and the counts.
+    """``loss`` (nats per masked token), ``by_source``, ``loss_per_character`` of the masked tokens, the counts, and the
+    ``fingerprint`` of what was scored: SHA-256 of the rows as shown and the tokens asked for, 16 hex digits.
 
     ``model``: (ids [B, N], real) -> logits at the masks. Raises ``Refusal`` where no row can carry the masks.
     """
@@ -118,11 +120,12 @@ def masked_loss(
         raise Refusal("--data", f"{len(stream.tokens)} tokens", f"{row_tokens - 1} for one row", "Lower --row-tokens")
     held = ValidationBatches(Rows(stream, shape, masking.masked_tokens(row_tokens), "data"), masking, rows)
     sums = np.zeros((len(source_names) + 1, 2))
-    characters = 0
+    characters, digest = 0, hashlib.sha256()
     for start in range(0, len(held), batch_rows):
         stop = min(start + batch_rows, len(held))
         batch = held.batch(start, stop)
         ids, targets, order = in_place(batch, shape.specials.mask)
+        digest.update(torch.cat([ids, targets], 1).numpy().tobytes())
         with precision() if precision is not None else torch.autocast(device.type, enabled=False):
             logits = model(ids.to(device), torch.ones_like(ids, dtype=torch.bool, device=device))
         losses = nn.functional.cross_entropy(logits.float(), targets.flatten().to(device), reduction="none")
@@ -146,6 +149,7 @@ def masked_loss(
         "row_tokens": row_tokens,
         "rate": rate,
         "masks_seed": VALIDATION_SEED,
+        "fingerprint": digest.hexdigest()[:16],
     }
 
 

@@ -37,6 +37,12 @@ MODELS: dict[Stock, type[PreTrainedModel]] = {"roberta": RobertaModel, "mpnet": 
 PREFIX: dict[Family, str] = {"roberta": "Roberta", "mpnet": "MPNet", "roformer": "RoFormer", "latemask": "Latemask"}
 """What the names of a family's classes begin with."""
 MPNET_BUCKETS, MPNET_DISTANCE, MPNET_PAD = 32, 128, 1
+COMPUTED: dict[Stock, dict[str, Any]] = {
+    "roberta": {"position_embedding_type": "absolute"},
+    "mpnet": {"position_embedding_type": "absolute", "relative_attention_num_buckets": MPNET_BUCKETS},
+    "roformer": {"rotary_value": False},
+}
+"""What a class may be told to compute otherwise than an encoder of ours does, and how ours does."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +179,9 @@ def to_stock(tensors: dict[str, Tensor], shape: Shape, kind: Stock) -> dict[str,
     """
     names, dtype = NAMES[kind], tensors["tokens.weight"].dtype
     out = {TOKENS: tensors["tokens.weight"][: shape.vocabulary]}
-    if kind != "mpnet":
+    if kind == "mpnet":
+        out[RELATIVE_BIAS] = tensors["relative_bias.table.weight"]
+    else:
         out[TOKEN_TYPES] = torch.zeros(1, shape.width, dtype=dtype)
     if kind == "roformer":
         out[ANGLES] = _angles(shape, dtype)
@@ -182,8 +190,6 @@ def to_stock(tensors: dict[str, Tensor], shape: Shape, kind: Stock) -> dict[str,
         out[POSITIONS] = torch.cat([unused, tensors["door.positions.weight"]])
         out["pooler.dense.weight"] = torch.eye(shape.width, dtype=dtype)
         out["pooler.dense.bias"] = torch.zeros(shape.width, dtype=dtype)
-    if kind == "mpnet":
-        out[RELATIVE_BIAS] = tensors["relative_bias.table.weight"]
     for part in ("weight", "bias"):
         out[f"embeddings.LayerNorm.{part}"] = tensors[f"door.norm.{part}"]
         for layer in range(shape.depth):
@@ -237,13 +243,7 @@ def from_transformers(model: PreTrainedModel, specials: Specials) -> Encoder:
     if kind is None:
         raise Refusal("from_transformers", type(base).__name__, "a RobertaModel, an MPNetModel or a RoFormerModel")
     config, tensors = base.config, {name: tensor.cpu() for name, tensor in base.state_dict().items()}
-    wanted: dict[str, Any] = {"hidden_act": "gelu", "is_decoder": False}
-    if kind == "mpnet":
-        wanted |= {"relative_attention_num_buckets": MPNET_BUCKETS}
-    if kind == "roformer":
-        wanted |= {"rotary_value": False, "embedding_size": config.hidden_size}
-    else:
-        wanted |= {"position_embedding_type": "absolute"}
+    wanted = {"hidden_act": "gelu", "is_decoder": False, "embedding_size": config.hidden_size, **COMPUTED[kind]}
     for name, value in wanted.items():
         found = getattr(config, name, value)
         if found != value:
@@ -268,16 +268,18 @@ def from_transformers(model: PreTrainedModel, specials: Specials) -> Encoder:
         dropout=float(config.hidden_dropout_prob),
         initial_deviation=config.initializer_range,
     )
-    if kind == "roformer" and not torch.allclose(tensors[ANGLES].double(), _angles(shape, torch.double), atol=HALF):
-        raise Refusal(ANGLES, "other angles", "those of RoFormer, the only ones that latemask computes")
-    tokens = tensors[TOKENS] + tensors[TOKEN_TYPES][0] if kind == "roformer" else tensors[TOKENS]
     padding = torch.zeros(shape.padded_vocabulary - shape.vocabulary, shape.width, dtype=dtype)
-    ours = {"tokens.weight": torch.cat([tokens, padding])}
-    if kind != "roformer":
-        positions = tensors[POSITIONS][unused:]
-        ours["door.positions.weight"] = positions if kind == "mpnet" else positions + tensors[TOKEN_TYPES][0]
-    if kind == "mpnet":
-        ours["relative_bias.table.weight"] = tensors[RELATIVE_BIAS]
+    ours = {"tokens.weight": torch.cat([tensors[TOKENS], padding])}
+    match kind:
+        case "roberta":
+            ours["door.positions.weight"] = tensors[POSITIONS][unused:] + tensors[TOKEN_TYPES][0]
+        case "mpnet":
+            ours["door.positions.weight"] = tensors[POSITIONS][unused:]
+            ours["relative_bias.table.weight"] = tensors[RELATIVE_BIAS]
+        case "roformer":
+            if not torch.allclose(tensors[ANGLES].double(), _angles(shape, torch.double), atol=HALF):
+                raise Refusal(ANGLES, "other angles", "those of RoFormer, the only ones that latemask computes")
+            ours["tokens.weight"][: shape.vocabulary] += tensors[TOKEN_TYPES][0]
     for part in ("weight", "bias"):
         ours[f"door.norm.{part}"] = tensors[f"embeddings.LayerNorm.{part}"]
         for layer in range(shape.depth):

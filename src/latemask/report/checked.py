@@ -76,7 +76,8 @@ FORMS: dict[str, Any] = {
 SUITES: dict[str, Any] = {
     "blimp": {"score": NUMBER, "accuracy": NUMBER, "pairs": WHOLE, "ties": WHOLE, "fields": Each({"accuracy": NUMBER})},
     "masked-loss": {"loss": NUMBER, "loss_per_character": NUMBER, "rate": NUMBER, "masked_tokens": WHOLE,
-                    "row_tokens": WHOLE, "rows": IfThere(WHOLE), "tokenizer": IfThere(OrNull(TEXT))},
+                    "row_tokens": WHOLE, "rows": IfThere(WHOLE), "tokenizer": IfThere(OrNull(TEXT)),
+                    "fingerprint": IfThere(TEXT)},
     "similarity": {"scores": {"dev": {"spearman": NUMBER, "pearson": NUMBER}}},
     "finetuned": {"task": TEXT, "scores": SCORES, "is_constant": FLAG},
 }  # fmt: skip

@@ -59,13 +59,15 @@ def of_validation(run: RunFolder) -> dict[str, str]:
 
 
 def of_masked_loss(evaluation: Mapping[str, Any]) -> dict[str, str]:
-    """What a masked loss was measured on, beside the name of its data and its rate."""
-    data, tokenizer = evaluation.get("options", {}).get("data", ""), evaluation.get("tokenizer")
+    """What a masked loss was measured on, beside the name of its data and its rate; the text by the path of its data
+    where the result has no fingerprint of it."""
+    tokenizer, scored = evaluation.get("tokenizer"), evaluation.get("fingerprint")
+    path = os.path.normpath(str(evaluation.get("options", {}).get("data", "")))
     return {
         "row": f"rows of {evaluation['row_tokens']:,} tokens",
-        "data": os.path.normpath(str(data)),
         **({"rows": f"{evaluation['rows']:,} rows"} if "rows" in evaluation else {}),
         **({} if tokenizer is None else {"ids": f"tokenizer {tokenizer}"}),
+        "data": path if scored is None else f"text {scored}",
     }
 
 

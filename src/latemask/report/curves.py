@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from latemask.report import plots
-from latemask.report.comparable import ROWS_NOTE, SUBSET, marks, why_losses_do_not
+from latemask.report.comparable import ROWS_NOTE, SUBSET, differing, marks, told_apart, why_losses_do_not
 from latemask.report.downstream import Entry, averages
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Drawing, anchor
@@ -18,7 +18,7 @@ OF_WHAT = {"step": "steps", "seconds": "seconds", "flops": "FLOPs"}
 
 
 def loss_drawings(runs: Sequence[RunFolder]) -> list[Drawing]:
-    """Loss against steps, seconds and FLOPs."""
+    """Loss against steps, seconds and FLOPs; what does not compare in any of the three is said under the first."""
     note = why_losses_do_not(runs)
     if len({run.rewrites for run in runs}) > 1:
         note = f"{note} {ROWS_NOTE}".strip()
@@ -30,7 +30,8 @@ def loss_drawings(runs: Sequence[RunFolder]) -> list[Drawing]:
         figure = plots.losses(journals, against, looks, rewriting)
         for level, name in levels.items():
             plots.level(figure, level, name)
-        drawings.append(Drawing(against, f"Loss against {OF_WHAT[against]}", plots.svg(figure), note))
+        title = f"Loss against {OF_WHAT[against]}"
+        drawings.append(Drawing(against, title, plots.svg(figure), "" if drawings else note))
     return drawings
 
 
@@ -56,24 +57,26 @@ def apart(levels: Sequence[float]) -> list[float]:
 
 
 def checkpoint_drawings(entries: Sequence[Entry]) -> list[Drawing]:
-    """For GLUE's average and each task that several checkpoints of one run were tried on: scores against pretraining
-    seconds and FLOPs.
+    """For GLUE's average and each task that several checkpoints of one run were tried on alike: scores against
+    pretraining seconds and FLOPs, on other data in figures of their own.
 
     Runs of which one checkpoint was tried are points beside them.
     """
-    by_task: dict[str, dict[str, list[Entry]]] = {}
-    for entry in [*averages(entries), *entries]:
-        if entry.step is not None and entry.is_own:
-            by_task.setdefault(entry.task, {}).setdefault(entry.folder.name, []).append(entry)
+    tried = [entry for entry in [*averages(entries), *entries] if entry.step is not None and entry.is_own]
+    alike: dict[tuple[str, str], dict[str, list[Entry]]] = {}
+    for entry in tried:
+        alike.setdefault((entry.task, entry.data), {}).setdefault(entry.folder.name, []).append(entry)
     drawings = []
-    for task, by_run in by_task.items():
+    for (task, _), by_run in alike.items():
         if max(len({entry.step for entry in found}) for found in by_run.values()) < 2:
             continue
-        drawings += [_against(task, by_run, across) for across in ("seconds", "flops")]
+        differ = differing(entry.facts for entry in tried if entry.task == task)
+        drawings += [_against(by_run, across, differ) for across in ("seconds", "flops")]
     return [drawing for drawing in drawings if drawing is not None]
 
 
-def _against(task: str, by_run: dict[str, list[Entry]], across: str) -> Drawing | None:
+def _against(by_run: dict[str, list[Entry]], across: str, differ: Iterable[str]) -> Drawing | None:
+    """``differ``: the facts that a title says."""
     series = {}
     for name, found in by_run.items():
         points = [(x, entry.shown) for entry in found
@@ -88,8 +91,9 @@ def _against(task: str, by_run: dict[str, list[Entry]], across: str) -> Drawing 
     note = "The best setting's median over seeds at each checkpoint (MAE-LM Figure 3)." if some.is_finetuned else ""
     marked_with = "".join(mark for found in by_run.values() for entry in found for mark in entry.marks)
     note = " ".join([note, *marks(marked_with)])
-    title = f"{some.title}{f' {SUBSET}' if marked else ''} of checkpoints against {OF_WHAT[across]}"
+    called, file = (told_apart(word, some.facts, differ) for word in (some.title, some.task))
+    title = f"{called}{f' {SUBSET}' if marked else ''} of checkpoints against {OF_WHAT[across]}"
     looks = {name: by_run[name][0].folder.look for name in series}
     figure = plots.lines(series, axis, f"{some.title}, {some.metric}", looks=looks)
     figure.axes[0].set_xlim(left=0)
-    return Drawing(f"checkpoints-{anchor(task)}-{across}", title, plots.svg(figure), note.strip())
+    return Drawing(f"checkpoints-{anchor(file)}-{across}", title, plots.svg(figure), note.strip())

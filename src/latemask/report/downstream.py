@@ -53,6 +53,11 @@ class Entry:
         return is_own(self.folder, {"model": self.model})
 
     @property
+    def facts(self) -> dict[str, str]:
+        """What it was measured on, beside what its title says."""
+        return {"data": self.data}
+
+    @property
     def marks(self) -> list[str]:
         """† and ‡, where they apply."""
         failed = self.summary is not None and self.summary["degenerate"]

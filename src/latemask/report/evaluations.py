@@ -60,7 +60,8 @@ def masked_loss_table(folders: Sequence[RunFolder]) -> Table | None:
                "tokens in a row", "tokenizer")  # fmt: skip
     rows = tuple((name, data_of(one), one["loss"], one["loss_per_character"], f"{100 * one['rate']:.4g}%",
                   one["masked_tokens"], one["row_tokens"], one.get("tokenizer")) for name, one in found)  # fmt: skip
-    note = "The same rows and masks for models of one tokenizer; between tokenizers only losses per character compare."
+    note = ("The same rows and masks for models of one tokenizer; between tokenizers only losses per character of one "
+            "text compare.")  # fmt: skip
     facts = [{"rate": f"{100 * one['rate']:.4g}% masked", **of_masked_loss(one)} for _, one in found]
     note = f"{note} {why_not(facts, 'losses for which one of these differs do not compare')}".rstrip()
     return Table("Masked loss", columns, rows, note) if found else None

@@ -301,10 +301,10 @@ def _nothing(path: Path) -> Refusal:
 def _journal(file: Path) -> tuple[list[dict[str, Any]], list[Refusal]]:
     """Its lines that can be read, none without that of its start; and what is wrong with the others."""
     try:
-        lines, problems = journal.salvaged(file) if file.is_file() else ([], [])
+        lines, problem = journal.salvaged(file) if file.is_file() else ([], None)
     except OSError as error:
         return [], [Refusal(file, f"an unreadable file ({type(error).__name__})", "the journal of a run")]
-    return lines if any(line["kind"] == "start" for line in lines) else [], problems
+    return lines if any(line["kind"] == "start" for line in lines) else [], [problem] if problem else []
 
 
 def _varied(file: Path) -> tuple[tuple[str, ...], list[Refusal]]:

@@ -151,7 +151,7 @@ def _scored(entries: Sequence[Entry]) -> list[Entry]:
 
 
 def _named(entry: Entry, has_average: bool) -> list[Named]:
-    mark, facts = DEGENERATE if DEGENERATE in entry.marks else "", {"data": entry.data}
+    mark, facts = DEGENERATE if DEGENERATE in entry.marks else "", entry.facts
     if entry.task == SQUAD.name and entry.summary is not None:
         scores = next(iter(entry.summary["scores"].values()))
         return [(_marked(f"SQuAD 2.0 {name}", entry.marks), Measure(scores[key], mark, facts=facts))

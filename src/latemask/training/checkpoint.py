@@ -185,6 +185,14 @@ def sweep(run_folder: Path) -> None:
             remove(left)
 
 
+def clear(run_folder: Path) -> None:
+    """Remove the run that a folder holds: step folders, whole or half-written, and the journal."""
+    sweep(run_folder)
+    for step in steps(run_folder):
+        shutil.rmtree(step)
+    (run_folder / "journal.jsonl").unlink(missing_ok=True)
+
+
 def set_broken_aside(run_folder: Path, whole: Path) -> None:
     """Rename the step folders after ``whole`` to ``broken-...``: their steps will be made and saved again."""
     for step in steps(run_folder):

@@ -182,13 +182,23 @@ def read_checked(path: Path) -> list[dict[str, Any]]:
     return list(lines.values())
 
 
-def salvaged(path: Path) -> tuple[list[dict[str, Any]], list[Refusal]]:
-    """The lines whose numbers can be read, and for each other one, a last one cut short too, what is wrong with it."""
+def salvaged(path: Path) -> tuple[list[dict[str, Any]], Refusal | None]:
+    """The lines whose numbers can be read, and what is wrong with the others, a last one cut short too: how many they
+    are, and the first."""
     lines, bad, cut = _parsed(path)
     found = {number: _problem(path, number, line) for number, line in lines.items()}
     found |= {number: _not_whole(path, number, text) for number, text in (bad | cut).items()}
     problems = [problem for _, problem in sorted(found.items()) if problem is not None]
-    return [line for number, line in lines.items() if found[number] is None], problems
+    return [line for number, line in lines.items() if found[number] is None], _counted(problems)
+
+
+def _counted(problems: Sequence[Refusal]) -> Refusal | None:
+    """Of several the first, with how many there are."""
+    if not problems:
+        return None
+    first, count = problems[0], len(problems)
+    found = first.found if count == 1 else f"{count:,} damaged lines, the first: {first.found}"
+    return Refusal(first.where, found, first.wanted, first.do)
 
 
 def _problem(path: Path, number: int, line: dict[str, Any]) -> Refusal | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
@@ -118,10 +117,7 @@ def pretrain(
             model = Pretrainer(run)
         parts = assemble(run, store, model, {}, None, world)
         if world.leads:
-            checkpoint.sweep(out)
-            for step in checkpoint.steps(out):
-                shutil.rmtree(step)
-            (out / "journal.jsonl").unlink(missing_ok=True)
+            checkpoint.clear(out)
         return _train(parts, state, out, world, is_resumed=False, trackers=trackers)
 
 
