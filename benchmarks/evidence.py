@@ -235,15 +235,15 @@ frequencies at it (results/evidence/tuning)."""
 SMALL = ("--shape.initial-deviation", "0.01")
 AT_HIGH_RATES = (
     ("mae_lm", "", "4e-4", ()),
-    ("mae_lm", "epsilon=1e-8", "4e-4", ("--training.epsilon", "1e-8")),
-    ("mae_lm", "pre-norm", "4e-4", ("--shape.norm", "pre")),
+    ("mae_lm", "centred", "4e-4", ("--decoder.centred", "True")),
+    ("mae_lm", "centred", "2e-4", ("--decoder.centred", "True")),
     ("mae_lm", "", "2e-4", ()),
     ("mae_lm", "small", "4e-4", SMALL),
     ("mlm", "", "4e-4", ()),
     ("mlm", "small", "4e-4", SMALL),
     ("mlm", "small", "8e-4", SMALL),
     ("roberta", "small", "4e-4", SMALL),
-    ("roberta", "epsilon=1e-8", "2e-4", ("--training.epsilon", "1e-8")),
+    ("roberta", "", "1e-4", ()),
 )
 """What `collapse` tries against the fall of deep stacks to word frequencies: system, label, peak rate, and flags."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -349,3 +350,35 @@ def test_a_run_on_given_data_is_the_recipe_as_it_stands(tmp_path):
         flags[flags.index("--training.save-every") + 1] == flags[flags.index("--training.validate-every") + 1] == "250"
     )
     assert "--shape.depth" in soak.Options().flags()
+
+
+# --- one way ----------------------------------------------------------------------------------------------------------
+
+
+def test_mean_cosine_is_that_of_every_pair():
+    one_way = load("one_way")
+    vectors = torch.randn(3, 4, 5, generator=torch.Generator().manual_seed(0))
+    unit = torch.nn.functional.normalize(vectors.reshape(12, 5).double(), dim=-1)
+    pairs = [float(unit[i] @ unit[j]) for i in range(12) for j in range(12) if i != j]
+    assert one_way.mean_cosine(vectors) == pytest.approx(sum(pairs) / len(pairs))
+    assert one_way.mean_cosine(torch.ones(7, 5)) == pytest.approx(1)
+    assert one_way.mean_cosine(torch.eye(6)) == pytest.approx(0)
+
+
+def test_every_way_is_looked_at_before_between_and_after(tmp_path, monkeypatch):
+    one_way, out = load("one_way"), tmp_path / "one_way.json"
+    sizes = ["--updates", "3", "--every", "2", "--rows", "2", "--depth", "2"]
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["one_way.py", "--data", str(write_store(tmp_path / "data", train_rows=60)), "--out", str(out), *sizes],
+    )
+    one_way.main()
+    found = json.loads(out.read_text())["ways"]
+    assert list(found) == list(one_way.WAYS)
+    for looks in found.values():
+        assert [look["step"] for look in looks] == [0, 2, 3]
+        assert all(len(look["cosines"]) == 3 and abs(cosine) <= 1 for look in looks for cosine in look["cosines"])
+    assert found["mae_lm"][0] == found["mae_lm, epsilon 1e-9"][0] != found["mae_lm"][2]
+    with pytest.raises(Refusal, match=r"^--ways: found another; wanted some of: mlm; "):
+        one_way.Options(tmp_path, ways=("mlm", "another"))

@@ -575,7 +575,9 @@ def test_updates_are_those_of_short_runs() -> None:
     updates, evidence = load("updates"), load("evidence")
     for name in ("mlm_base", "mae_lm_base", "decoder_cross_base"):
         run = updates.run_of(name, 32, "on")
-        _, asked = read([name, "--data", "d", "--out", "o", *evidence.short_run(10**7, name, 32, "2e-4")])
+        _, asked = read(
+            [name, "--data", "d", "--out", "o", *evidence.short_run(10**7, name, 32, "2e-4", dropout="0.1")]
+        )
         assert asked is not None
         assert (run.shape, run.decoder, run.masking) == (asked.shape, asked.decoder, asked.masking)
         assert (run.training.batch_rows, run.training.micro_rows, run.training.graphs) == (32, 32, "on")

@@ -33,6 +33,7 @@ NO_REFUSAL = {
     ("downstream/examples.py", "_read"): "ValueError",  # the caller counts the row with this reason
     ("downstream/examples.py", "_number"): "_UnknownClass",
     ("demo.py", "train"): "KeyboardInterrupt",  # Ctrl-C, handed on
+    ("training/graphs.py", "_capture"): "first",  # out of memory, which the loop tells
     ("training/guards.py", "hear"): "KeyboardInterrupt",
     ("downstream/runner.py", "_worker"): "SystemExit",  # it has printed its Refusal
     ("report/folders.py", "read_folders"): "left_out[0]",  # Refusals, made or met before
