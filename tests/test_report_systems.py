@@ -58,6 +58,17 @@ def test_runs_are_grouped_by_settings_and_told_apart_by_seed_whatever_their_fold
     }
 
 
+def test_a_run_from_before_a_field_was_is_one_system_with_those_at_its_default(tmp_path):
+    folders = [seeded(tmp_path / str(seed), "mae_lm_tiny", seed) for seed in (1, 2)]
+    folders.append(seeded(tmp_path / "3", "mae_lm_tiny", 3, **{"decoder.centred": True}))
+    first = folders[0] / "journal.jsonl"
+    lines = [json.loads(line) for line in first.read_text().splitlines()]
+    for part, name in (("decoder", "centred"), ("training", "graphs")):
+        del lines[0]["run"][part][name]
+    first.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert [[run.name for run in system.runs] for system in systems(read_folders(folders))] == [["1", "2"], ["3"]]
+
+
 def test_a_system_is_not_called_as_another_run_is(tmp_path):
     folders = [seeded(tmp_path / "mlm_tiny", "mlm_tiny", 1, **{"masking.rate": 0.3}),
                *(seeded(tmp_path / f"run-{seed}", "mlm_tiny", seed) for seed in (1, 2)),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
@@ -356,3 +357,13 @@ def _dotted(run: Run) -> list[str]:
     parts = [(part.name, getattr(run, part.name)) for part in dataclasses.fields(run)]
     return [f"{name}.{leaf.name}" for name, part in parts if dataclasses.is_dataclass(part)
             for leaf in dataclasses.fields(part)]  # fmt: skip
+
+
+def newer_fields(run: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted name -> default, of the fields that the JSON of an older ``run`` lacks, in the parts that it has."""
+    found: dict[str, Any] = {}
+    for part in (Training, Decoder):
+        held = run.get(part._part.removesuffix("."))
+        if isinstance(held, dict):
+            found |= {f"{part._part}{name}": getattr(part, name) for name in part._newer - held.keys()}
+    return found

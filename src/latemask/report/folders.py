@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from latemask import console
+from latemask.config import newer_fields
 from latemask.errors import Refusal
 from latemask.fields import dotted
 from latemask.report.checked import FORMS, check
@@ -73,8 +74,9 @@ class RunFolder:
 
     @cached_property
     def fields(self) -> dict[str, Any]:
-        """Every field of the run by its dotted name; empty without a journal."""
-        return dotted(self.start.get("run", {}))
+        """Every field of the run by its dotted name, a default for what it may lack; empty without a journal."""
+        run = self.start.get("run", {})
+        return dotted(run) | newer_fields(run)
 
     @cached_property
     def saved_at(self) -> dict[int | None, float | None]:
