@@ -66,6 +66,15 @@ def test_a_result_that_could_not_be_kept_is_refused_before_anything_runs(argumen
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize(("program", "name"), [
+    ("start", "flags"), ("processes", "flags"), ("curves", "flags"), ("evidence", "flags"), ("evidence", "finetuning"),
+])  # fmt: skip
+def test_a_quotation_that_is_not_closed_is_refused(program: str, name: str, tmp_path: Path) -> None:
+    given = {"study": "collapse", "out": tmp_path} if program == "evidence" else {}
+    with pytest.raises(Refusal, match=rf"--{name}: found .*'3.*closing quotation"):
+        load(program).Options(data=tmp_path, **given, **{name: "--training.seed '3"})
+
+
 def test_a_folder_is_emptied_that_a_measurement_left_and_no_other(tmp_path: Path) -> None:
     emptied = load("disk").emptied
     for _ in range(2):
