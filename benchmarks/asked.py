@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -33,6 +34,16 @@ def counts(options: Any, *names: str) -> None:
         for number in value if isinstance(value, tuple) else (value,):
             if number is not None and number < 1:
                 raise Refusal(flag, str(number), "at least 1")
+
+
+def words(options: Any, *names: str) -> None:
+    """Raise ``Refusal`` where a field of ``options`` that holds a command's flags cannot be split as a shell does."""
+    for name in names:
+        try:
+            shlex.split(getattr(options, name))
+        except ValueError as error:
+            found = f"{getattr(options, name)!r} ({error})"
+            raise Refusal(f"--{name}", found, "flags as in a shell, each quotation closed") from None
 
 
 def asked(options: Any) -> dict[str, Any]:

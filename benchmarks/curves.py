@@ -30,7 +30,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import tyro
-from asked import asked, counts
+from asked import asked, counts, words
 from cards import Queue
 from children import ended, said
 from refusals import program
@@ -95,6 +95,7 @@ class Options:
 
     def __post_init__(self) -> None:
         counts(self, "steps", "fp32_steps", "batch_rows", "log_every", "smoothed_steps")
+        words(self, "flags")
         if not self.cards:
             raise Refusal("--cards", "nothing", "one or more")
         for name in ("steps", "fp32_steps"):

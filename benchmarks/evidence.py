@@ -39,11 +39,13 @@ from pathlib import Path
 from typing import Literal
 
 import tyro
-from asked import counts
+from asked import counts, words
 from cards import Queue
 from refusals import program
 
+from latemask.cli.options import parse
 from latemask.downstream.glue import read_task
+from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.squad import read_squad
 from latemask.downstream.tasks import GLUE
 from latemask.errors import Refusal
@@ -135,6 +137,7 @@ class Options:
             if folder is not None and not folder.is_dir():
                 raise Refusal(f"--{name}", f"{folder}, which is no folder", "a folder")
         counts(self, "finetuning_seeds", "parallel", "together", "at_once", "tokens", "rows", "first", "trials")
+        words(self, "flags", "finetuning")
         for name in ("cards", "seeds", "tasks"):
             if getattr(self, name) == ():
                 raise Refusal(f"--{name}", "nothing", "one or more")
@@ -144,6 +147,9 @@ class Options:
                 found = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 raise Refusal(f"--{name}", f"{found}, of which {self.study} makes nothing",
                               f"it with one of: {', '.join(studies)}")  # fmt: skip
+        given = shlex.split(self.finetuning)  # an unknown flag ends the program here, not after the pretraining
+        parse(FinetuneOptions, ["MODEL", "--task", *self.tasks, "--data", "DATA", *given], prog="--finetuning",
+              positional=("model",))  # fmt: skip
 
     def held_out(self, task: str) -> Path:
         return self.out / f"held-out-{task}.jsonl"
@@ -382,7 +388,7 @@ def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str,
     tuned = ("--seeds", str(options.finetuning_seeds), "--parallel", str(options.parallel),
              "--together", str(options.together))  # fmt: skip
     flags = tuple(shlex.split(options.finetuning))
-    squad = ("--task", "squad2", "--data", str(options.squad), "--train", SQUAD_TRAIN, "--dev", SQUAD_DEV, *flags)
+    squad = ("--task", "squad2", "--data", str(options.squad), "--train", SQUAD_TRAIN, "--dev", SQUAD_DEV)
     if measure == "blimp" and options.blimp:
         first = () if options.first is None else ("--first", str(options.first))
         return [
@@ -396,11 +402,11 @@ def _commands(measure: Measure, model: str, options: Options) -> list[tuple[str,
     if measure == "glue" and options.glue:
         return [(measure, ("finetune", model, "--task", *options.tasks, "--data", str(options.glue), *tuned, *flags))]
     if measure == "squad" and options.squad:
-        return [(measure, ("finetune", model, *squad, *tuned))]
+        return [(measure, ("finetune", model, *squad, *tuned, *flags))]
     if measure == "rank-mnli" and options.glue:
         return _ranked("mnli", model, ("--task", "mnli", "--data", str(options.glue), *flags), options)
     if measure == "rank-squad2" and options.squad:
-        return _ranked("squad2", model, squad, options)
+        return _ranked("squad2", model, (*squad, *flags), options)
     return []
 
 

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from asked import asked, counts, read
+from asked import asked, counts, read, words
 from children import ended, said
 from disk import emptied
 from refusals import program
@@ -92,6 +92,7 @@ class Options:
 
     def __post_init__(self) -> None:
         counts(self, "cards_list", "batch_rows", "micro_rows", "steps", "log_every", "loss_steps")
+        words(self, "flags")
         recipe(self.recipe)
 
 

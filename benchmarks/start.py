@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from asked import asked, counts, read
+from asked import asked, counts, read, words
 from children import said
 from disk import emptied
 from refusals import program
@@ -63,6 +63,7 @@ class Options:
 
     def __post_init__(self) -> None:
         counts(self, "steps")
+        words(self, "flags")
 
 
 def command_of(options: Options, run: Path) -> list[str]:

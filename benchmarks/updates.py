@@ -76,6 +76,8 @@ class Options:
         counts(self, "rows", "rounds", "updates")
         if not self.systems:
             raise Refusal("--systems", "nothing", "one or more")
+        for system in self.systems:
+            recipe(f"{system}_{self.size}")
 
 
 def run_of(name: str, rows: int, graphs: Way) -> Run:

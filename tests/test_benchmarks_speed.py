@@ -66,6 +66,15 @@ def test_a_result_that_could_not_be_kept_is_refused_before_anything_runs(argumen
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.parametrize(("program", "name"), [
+    ("start", "flags"), ("processes", "flags"), ("curves", "flags"), ("evidence", "flags"), ("evidence", "finetuning"),
+])  # fmt: skip
+def test_a_quotation_that_is_not_closed_is_refused(program: str, name: str, tmp_path: Path) -> None:
+    given = {"study": "collapse", "out": tmp_path} if program == "evidence" else {}
+    with pytest.raises(Refusal, match=rf"--{name}: found .*'3.*closing quotation"):
+        load(program).Options(data=tmp_path, **given, **{name: "--training.seed '3"})
+
+
 def test_a_folder_is_emptied_that_a_measurement_left_and_no_other(tmp_path: Path) -> None:
     emptied = load("disk").emptied
     for _ in range(2):
@@ -571,16 +580,19 @@ def test_attention_asks_for_a_gpu() -> None:
 
 
 def test_updates_are_those_of_short_runs() -> None:
-    """Rotary positions wherever tokens attend to themselves, all rows in one pass."""
+    """Rotary positions wherever tokens attend to themselves, all rows in one pass, the recipe's dropout."""
     updates, evidence = load("updates"), load("evidence")
     for name in ("mlm_base", "mae_lm_base", "decoder_cross_base"):
         run = updates.run_of(name, 32, "on")
-        _, asked = read(
-            [name, "--data", "d", "--out", "o", *evidence.short_run(10**7, name, 32, "2e-4", dropout="0.1")]
-        )
+        _, asked = read([name, "--data", "d", "--out", "o", *evidence.short_run(10**7, name, 32, dropout="0.1")])
         assert asked is not None
         assert (run.shape, run.decoder, run.masking) == (asked.shape, asked.decoder, asked.masking)
         assert (run.training.batch_rows, run.training.micro_rows, run.training.graphs) == (32, 32, "on")
+
+
+def test_updates_of_an_unknown_system_are_refused_before_those_of_a_known_one() -> None:
+    with pytest.raises(Refusal, match="nope_tiny"):
+        load("updates").Options(size="tiny", systems=("mlm", "nope"))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is timed by the program itself")
@@ -588,11 +600,12 @@ def test_updates_are_those_of_short_runs() -> None:
 def test_updates_of_a_cpu_are_timed_without_graphs(has_data: bool, tmp_path: Path) -> None:
     updates, out = load("updates"), tmp_path / "updates.json"
     data = write_store(tmp_path / "data", train_rows=60) if has_data else None
-    options = updates.Options(data, out, "tiny", ("mlm", "decoder_cross"), (1, 2), rounds=3, updates=1)
+    systems = ("mlm", "decoder_cross", "falling_rate")
+    options = updates.Options(data, out, "tiny", systems, (1, 2), rounds=3, updates=1)
     found = updates.measure(options)
     assert json.loads(out.read_text()) == json.loads(json.dumps(found))
     assert [(one["recipe"], one["rows"], one["graphs"]) for one in found["updates"]] == [
-        (f"{system}_tiny", rows, "off") for system in ("mlm", "decoder_cross") for rows in (1, 2)]  # fmt: skip
+        (f"{system}_tiny", rows, "off") for system in systems for rows in (1, 2)]  # fmt: skip
     for one in found["updates"]:
         assert len(one["rounds"]) == 3
         assert one["milliseconds"] == sorted(one["rounds"])[1]

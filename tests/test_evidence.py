@@ -51,6 +51,25 @@ def test_every_command_is_one_that_latemask_takes(study, size, tmp_path):
             assert (name == "finetune") == ("--epochs" in rest)
 
 
+def test_flags_that_finetune_does_not_take_are_refused_before_the_pretraining(tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        options("objectives", tmp_path, finetuning="--epoch 3")
+    assert ended.value.code == 2
+    assert "--epoch" in capsys.readouterr().err
+
+
+def test_flags_of_every_fine_tuning_come_after_the_program_s_own(tmp_path):
+    """The last of two counts."""
+    command = next(command for command in command_line.COMMANDS if command.name == "finetune")
+    strides = []
+    for job in evidence.jobs_of(options("objectives", tmp_path, size="tiny", finetuning="--stride-tokens 7 --seeds 2")):
+        if job.command[3] == "finetune":
+            parsed = parse(command_line.named(command.options), job.command[4:], prog="finetune", positional=("model",))
+            assert (parsed.stride_tokens, parsed.seeds) == (7, 2)
+            strides.append("squad2" in parsed.task)
+    assert {True, False} == set(strides)
+
+
 def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):
     runs = {}
     for job in evidence.jobs_of(options("objectives", tmp_path, seeds=(4, 5))):

@@ -293,12 +293,14 @@ def other_check(errors: Callable[[str], list[float]], device: str) -> dict[str, 
     return {errors.__name__.removesuffix("_errors").replace("_", " "): (limit, errors(device))}
 
 
-def run_checks(device: str, processes: int) -> None:
-    """Every check as a line of JSON as soon as it is found; one that breaks is a line too, and the others go on."""
+def run_checks(device: str, processes: int) -> list[str]:
+    """Every check as a line of JSON as soon as it is found; one that breaks is a line too, and the others go on.
+    Returns the names of those that are wrong."""
     jobs = [(attention_check, case) for case in sorted(ATTENTION, key=lambda case: -case[0] * case[1])]
     jobs += [(cross_entropy_check, dtype) for dtype in (BF16, FP32)]
     jobs += [(model_check, recipe) for recipe in ("mae_lm", "mlm")]
     jobs += [(other_check, each) for each in (self_attention_errors, same_twice, in_pieces, spilt, recomputed)]
+    wrong = []
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         asked = {pool.submit(check, case, device): f"{check.__name__} {case}" for check, case in jobs}
         for done in as_completed(asked):
@@ -307,23 +309,38 @@ def run_checks(device: str, processes: int) -> None:
             for name, (limit, errors) in found.items():
                 said = {"case": name, "limit": limit, "errors": errors} | ({"because": str(broken)} if broken else {})
                 print(json.dumps(said), flush=True)
+                wrong += [] if is_right(limit, errors) else [name]
+    return wrong
 
 
-@pytest.fixture(scope="module")
-def checks() -> dict[str, tuple[float, list[float]]]:
+def is_right(limit: float, errors: list[float]) -> bool:
+    """An error that is no number is a wrong one."""
+    return all(error <= limit for error in errors)
+
+
+def test_kernels_equal_their_plain_twins():
     on_gpu = torch.cuda.is_available()
     device, interprets = ("cuda", "0") if on_gpu else ("cpu", "1")
     done = subprocess.run([sys.executable, __file__, device, "2"], capture_output=True, text=True, timeout=280,
                           env={**os.environ, "TRITON_INTERPRET": interprets, "OMP_NUM_THREADS": "1"})  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"case"')]
-    return {each["case"]: (each["limit"], each["errors"]) for each in found}
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
+    assert done.stdout.count('{"case"') == len(ATTENTION) + sum(case[-1] for case in ATTENTION) + 9
 
 
-def test_kernels_equal_their_plain_twins(checks):
-    wrong = {name: errors for name, (limit, errors) in checks.items() if not max(errors) <= limit}
-    assert not wrong
-    assert len(checks) == len(ATTENTION) + sum(case[-1] for case in ATTENTION) + 9
+@pytest.mark.parametrize("errors", [[math.nan, 0.0], [0.0, math.nan], [0.0, math.inf], [0.2, 0.0]])
+def test_an_error_above_its_limit_or_no_number_is_wrong(errors):
+    assert is_right(0.1, [0.0, 0.1])
+    assert not is_right(0.1, errors)
+
+
+def test_checks_that_break_make_the_program_fail(monkeypatch, capsys):
+    """On a device that is none every one of them does, and each is told."""
+    monkeypatch.setitem(globals(), "ATTENTION", ATTENTION[:1])
+    wrong = run_checks("no such device", 1)
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["case"] for each in found] == wrong
+    assert len(wrong) == 1 + 2 + 2 + 5
+    assert all(each["errors"] == [math.inf] and each["because"] for each in found)
 
 
 @pytest.mark.parametrize("kernel", ["forward", "queries", "keys"])
@@ -440,4 +457,5 @@ def test_a_second_backward_pass_is_refused():
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    run_checks(sys.argv[1], int(sys.argv[2]))
+    if wrong := run_checks(sys.argv[1], int(sys.argv[2])):
+        sys.exit(f"wrong: {'; '.join(wrong)}")

@@ -139,11 +139,53 @@ def test_pictures_and_files_that_are_named_are_there():
         assert (ROOT / target).is_file(), target
 
 
+def gpu(folder: Path, *given: str, python: Path | str = sys.executable) -> subprocess.CompletedProcess[str]:
+    """scripts/gpu, called in ``folder``."""
+    environment = os.environ | {"PYTHON": str(python)}
+    return subprocess.run(
+        [ROOT / "scripts" / "gpu", *given], capture_output=True, text=True, cwd=folder, env=environment
+    )
+
+
+@pytest.fixture
+def has_gpu(tmp_path: Path) -> Path:
+    """A folder with a program that finds a GPU as Python would, and says what else it is told to do; prepared text."""
+    (tmp_path / "da ta [1]").mkdir()
+    (tmp_path / "da ta [1]" / "store.json").touch()
+    python = tmp_path / "python"
+    python.write_text("""#!/bin/sh\n[ "$1" = -c ] && exit 0\necho "$@"\ncase "$*" in *lanes*) exit 3;; esac\n""")
+    python.chmod(0o755)
+    return tmp_path
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="then it runs for minutes")
-@pytest.mark.parametrize(("given", "said"), [(("data", "out"), "found no CUDA GPU"), (("data",), "found 1 arguments")])
-def test_what_only_a_gpu_shows_is_refused_without_one(given, said, tmp_path):
-    done = subprocess.run([ROOT / "scripts" / "gpu", *given], capture_output=True, text=True, cwd=tmp_path,
-                          env=os.environ | {"PYTHON": sys.executable})  # fmt: skip
-    assert done.returncode == 2
+def test_what_only_a_gpu_shows_is_refused_without_one(has_gpu: Path) -> None:
+    done = gpu(has_gpu, "da ta [1]", "out")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "found no CUDA GPU" in done.stderr
+    assert not (has_gpu / "out").exists()
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    (("da ta [1]",), "found 1 arguments"), (("python", "out"), "found no python/store.json"),
+    (("da ta [1]", "python"), "found python, where nothing can be written"),
+    (("da ta [1]", "python/out"), "found python/out, where nothing can be written"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_before_anything_runs(given: tuple[str, ...], said: str, has_gpu: Path) -> None:
+    done = gpu(has_gpu, *given, python="./python")
+    assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
-    assert not (ROOT / "out").exists()
+
+
+def test_what_only_a_gpu_shows_goes_where_the_caller_said(has_gpu: Path) -> None:
+    """Everything is tried, also after what failed, and the files that it names are there."""
+    done = gpu(has_gpu, "da ta [1]", "o ut/[x]", python="./python")
+    assert done.returncode == 1
+    found = re.findall(r"^(\w+): exit status (\d) ", done.stdout, re.MULTILINE)
+    assert found == [(name, "3" if name == "lanes" else "0")
+                     for name in ("kernels", "graphs", "lanes", "updates", "bias", "start")]  # fmt: skip
+    logs = {name: (has_gpu / "o ut" / "[x]" / f"{name}.log").read_text() for name, _ in found}
+    assert "--data da ta [1] --runs o ut/[x]/start" in logs["start"]
+    programs = re.findall(r"\S+\.py", "".join(logs.values()))
+    assert len(programs) == 6
+    assert all(Path(program).is_file() for program in programs)

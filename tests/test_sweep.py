@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -171,6 +173,27 @@ def test_other_settings_data_or_fields_in_the_same_folder_are_refused(swept, dat
     with pytest.raises(Refusal, match=r"learning_rate 0\.01; wanted training\.learning_rate 0\.5"):
         sweep(tiny_run("delta", steps=2, learning_rate=0.5), DELTAS, data, begun)
     assert folders_of(begun) == [NAMES[1]]
+
+
+def test_a_sweep_from_before_there_were_graphs_goes_on(swept, data, tmp_path, capsys):
+    swept = shutil.copytree(swept, tmp_path / "before")
+    for name in NAMES:
+        file = swept / f"{name}.json"
+        held = json.loads(file.read_text())
+        assert held["run"]["training"].pop("graphs") == "auto"
+        file.write_text(json.dumps(held))
+    assert sweep(tiny_run("delta", steps=2), DELTAS, data, swept) == 0
+    assert capsys.readouterr().out.count(": done") == len(NAMES)
+    with pytest.raises(Refusal, match=r'with training\.graphs "auto"; wanted training\.graphs "off"'):
+        sweep(tiny_run("delta", steps=2, graphs="off"), DELTAS, data, swept)
+
+
+@pytest.mark.parametrize("run", [None, [], {"recipe": "x"}, "text"])
+def test_a_result_without_a_run_is_refused_by_name(run, swept, data, tmp_path):
+    file = tmp_path / f"{NAMES[0]}.json"
+    file.write_text(json.dumps(json.loads((swept / file.name).read_text()) | {"run": run}))
+    with pytest.raises(Refusal, match=re.escape(str(file))):
+        sweep(tiny_run("delta", steps=2), DELTAS, data, tmp_path)
 
 
 def test_a_stopped_sweep_goes_on_where_it_stood(swept, data, tmp_path, monkeypatch):

@@ -414,7 +414,8 @@ def random_batches(run: Run, rows: int) -> TrainingBatches:
     ends = np.append(np.arange(399, count - 1, 400), count - 1)
     tokens[ends] = run.shape.specials.eos
     stream = Random(tokens, np.concatenate([[0], ends + 1]))
-    return batches.TrainingBatches(batches.Rows(stream, run.shape, run.masked_tokens), run.masking, rows, seed=0)
+    all_rows = batches.Rows(stream, run.shape, run.most_masked_tokens)
+    return batches.TrainingBatches(all_rows, run.masking, rows, 0, run.updates)
 
 
 def machine_of(device: torch.device) -> dict[str, Any]:

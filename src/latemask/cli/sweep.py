@@ -26,7 +26,7 @@ from latemask.cli.options import FROM_DATA, parse_recipe
 from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run, replace
 from latemask.errors import Refusal
-from latemask.fields import Spelled
+from latemask.fields import Spelled, typed
 from latemask.recipes import of_the_size, recipe
 from latemask.writing import alone_at, make_folder, write_json, write_whole
 
@@ -214,16 +214,15 @@ def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
         if is_done(out, point.name):
             try:
                 held = json.loads(file.read_text(encoding="utf-8"))
-                before, on = dict(held["run"]), held["data"]
+                done, on = held["run"], held["data"]
             except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
                 raise Refusal(file, f"an unreadable file ({type(error).__name__})", "a sweep's result") from None
             if on != text:
                 raise Refusal(folder, "a run on other data", "the data of the sweep", "Take another --out")
-        else:
-            if (run := checkpoint.last_run(folder)) is None:
-                continue
-            before = json.loads(run.to_json())
-        if other := differences(before, json.loads(point.run.to_json())):
+            run = typed(Run, done, str(file))
+        elif (run := checkpoint.last_run(folder)) is None:
+            continue
+        if other := differences(*(json.loads(each.to_json()) for each in (run, point.run))):
             wanted, held = told(other)
             raise Refusal(folder, f"a run with {held}", wanted, "Give the same flags, or another --out")
 
