@@ -55,7 +55,7 @@ class Options:
     """The JSON."""
     ways: tuple[str, ...] = tuple(WAYS)
     """Which."""
-    updates: int = 401
+    updates: int = 301
     """Of each."""
     every: int = 50
     """Updates from look to look."""
