@@ -362,7 +362,7 @@ def _dotted(run: Run) -> list[str]:
 def newer_fields(run: Mapping[str, Any]) -> dict[str, Any]:
     """Dotted name -> default, of the fields that the JSON of an older ``run`` lacks, in the parts that it has."""
     found: dict[str, Any] = {}
-    for part in (Training, Decoder):
+    for part in (Shape, Decoder, Masking, Training):
         held = run.get(part._part.removesuffix("."))
         if isinstance(held, dict):
             found |= {f"{part._part}{name}": getattr(part, name) for name in part._newer - held.keys()}

@@ -49,14 +49,17 @@ class Parts:
     optimizer: torch.optim.AdamW
     precision: Callable[[], Any]
     is_compiled: bool
-    uses_graphs: bool
-    """Whether passes are CUDA graphs, which add to gradients where these are: they may be zeroed, not dropped."""
     forward_backward: Callable[[Batch], Tensor]
     """Of a micro-batch: adds to the gradients; its share of the batch's mean loss."""
     micro_rows: int
     first_row: int
     last_row: int
     total_steps: int
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether passes are CUDA graphs, which add to gradients where these are: they may be zeroed, not dropped."""
+        return isinstance(self.forward_backward, Graphs)
 
 
 def assemble(
@@ -97,11 +100,10 @@ def assemble(
     validation = Validation(run, store) if can_validate else None
     trained = averaging(model, world)
     work: Callable[[Batch], Tensor] = partial(forward_backward, trained, precision, settings.batch_rows, world.size)
-    has_graphs = uses_graphs(settings, world, is_compiled, micro_rows * run.shape.row_tokens)
-    if has_graphs:
+    if uses_graphs(settings, world, is_compiled, micro_rows * run.shape.row_tokens):
         work = Graphs(work, model, device)
-    return Parts(run, store, rows, batches, validation, model, trained, optimizer, precision, is_compiled, has_graphs,
-                  work, micro_rows, first_row, last_row, run.updates)  # fmt: skip
+    return Parts(run, store, rows, batches, validation, model, trained, optimizer, precision, is_compiled, work,
+                  micro_rows, first_row, last_row, run.updates)  # fmt: skip
 
 
 def facts(parts: Parts, world: World, plain_flops: float, executed_flops: float) -> dict[str, Any]:
