@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,6 +26,42 @@ with begun_meanwhile(Training(compile=sys.argv[1]), torch.device("cpu")):
 torch.manual_seed(0)
 print(COMPILER in sys.modules, drawn == [torch.randn(1_000).sum().item() for _ in range(100)])
 """
+
+
+LOOK_UPS = """
+import sys
+import torch
+from samples import batch_of, losses_and_gradients, pretrainer_of, small
+from latemask.training.micro import compile_blocks
+
+graphs = []
+
+def kept(graph, _inputs, **_options):
+    graphs.append(graph)
+    return graph.forward
+
+compile_ = torch.compile
+torch.compile = lambda called, **options: compile_(called, backend=kept, **options)
+run = small(sys.argv[1], positions=sys.argv[2], dropout=0.0)
+plain, compiled = (pretrainer_of(run) for _ in range(2))
+compile_blocks(compiled)
+(losses, gradients), (found, theirs) = (losses_and_gradients(model, batch_of(run)) for model in (plain, compiled))
+torch.testing.assert_close(found, losses)
+torch.testing.assert_close(theirs, gradients)
+layers = sum(isinstance(node.target, type(torch.nn.functional.layer_norm)) and "layer_norm" in str(node.target)
+             for graph in graphs for node in graph.graph.nodes)
+called = {getattr(node.target, "__name__", str(node.target)) for graph in graphs for node in graph.graph.nodes}
+print(layers > 0, sorted(name for name in called if name in ("embedding", "index_select", "gather", "take")))
+"""
+
+
+@pytest.mark.parametrize("system", ["mlm", "mae_lm", "decoder_cross"])
+@pytest.mark.parametrize("positions", ["absolute", "rotary"])
+def test_no_table_is_looked_up_in_what_is_compiled(system, positions):
+    """For the compiled gradient would be added up by atomics: a run would not repeat itself."""
+    command = [sys.executable, "-c", LOOK_UPS, system, positions]
+    found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
+    assert found.stdout == "True []\n"
 
 
 @pytest.mark.parametrize(("setting", "is_there"), [("on", True), ("off", False), ("auto", False)])

@@ -78,14 +78,20 @@ def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):
             assert run is not None
             runs[job.name] = run.training
     assert set(runs) == {f"{system},seed={seed}" for system in ("mlm", "mae_lm") for seed in (4, 5)}
-    as_deep = {name: dataclasses.replace(training, learning_rate=2e-4) for name, training in runs.items()}
-    assert as_deep["mlm,seed=4"] == as_deep["mae_lm,seed=4"] == runs["mae_lm,seed=4"] != as_deep["mlm,seed=5"]
+    assert runs["mlm,seed=4"] == runs["mae_lm,seed=4"] != runs["mlm,seed=5"]
     assert runs["mlm,seed=4"].learning_rate == 4e-4
     assert runs["mlm,seed=4"].steps * 64 * 512 >= 249_900_000
     by_clock = evidence.jobs_of(options("objectives", tmp_path, seeds=(4,), seconds=386.0))
     [run] = [read(job.command[4:])[1] for job in by_clock if job.name == "mae_lm,seconds=386,seed=4"]
     assert run is not None
     assert run.training == dataclasses.replace(runs["mae_lm,seed=4"], max_seconds=386.0)
+
+
+def test_a_decoder_has_half_the_rate_where_the_warm_up_is_short(tmp_path):
+    for tokens, rate in ((250_000_000, 4e-4), (100_000_000, 2e-4)):
+        jobs = evidence.jobs_of(options("objectives", tmp_path, seeds=(4,), tokens=tokens))
+        runs = [read(job.command[4:])[1] for job in jobs if job.command[3] == "pretrain"]
+        assert [run.training.learning_rate for run in runs if run is not None] == [4e-4, rate]
 
 
 @pytest.mark.parametrize(("study", "flag", "value"), [

@@ -101,16 +101,20 @@ def assert_same_run(one: Path, other: Path, *kinds: str) -> None:
 
 
 def both_ways_compiled(data: Path, folder: Path) -> None:
-    for way in ("on", "off"):
+    for out, way in (("on", "on"), ("off", "off"), ("again", "off")):
         run = tiny_run("mlm", graphs=way, compile="on", batch_rows=8, validate_every=0, save_every=6)
-        pretrain(run, data, folder / way)
+        pretrain(run, data, folder / out)
 
 
 @needs_a_gpu
 def test_compiled_blocks_draw_the_same_numbers_in_a_graph(data: Path, tmp_path: Path) -> None:
-    """In a process of its own: these tests check shapes as the compiler reads the code, and it cannot read that."""
+    """In a process of its own: these tests check shapes as the compiler reads the code, and it cannot read that.
+
+    First that what is compiled repeats itself without graphs, for else there is nothing that they could equal.
+    """
     work = f"from test_graphs import *; both_ways_compiled(Path({str(data)!r}), Path({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", work], check=True, cwd=Path(__file__).parent)
+    assert_same_run(tmp_path / "off", tmp_path / "again")
     assert_same_run(tmp_path / "on", tmp_path / "off")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -61,9 +62,14 @@ class Door(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "B n D"], seats: Int[Tensor, "B n"]) -> Float[Tensor, "B n D"]:
-        if self.positions is not None:
-            x = x + self.positions(seats)
-        return self.dropout(self.norm(x))
+        return self.entered(x, None if self.positions is None else self.positions(seats))
+
+    def entered(self, x: Float[Tensor, "B n D"], positions: Float[Tensor, "B n D"] | None) -> Float[Tensor, "B n D"]:
+        return self.dropout(self.norm(x if positions is None else x + positions))
+
+    def compile(self, *args: Any, **options: Any) -> None:
+        """All but the look-up: its compiled gradient is added up by atomics, in an order that no two runs share."""
+        self.entered = torch.compile(self.entered, *args, **options)
 
 
 class FeedForward(nn.Sequential):
