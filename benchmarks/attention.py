@@ -21,7 +21,7 @@ from asked import asked, read
 from refusals import program
 
 from latemask import console
-from latemask.bench import ROWS, BenchOptions, built, entries_of, machine_of
+from latemask.bench import ROWS, BenchOptions, built, entries_of, machine_of, percent
 from latemask.cards import card_of_device
 from latemask.errors import Refusal
 from latemask.kernels import relative_attention
@@ -108,7 +108,7 @@ def main() -> None:
     write_json(options.out, found)
     columns = ("entry", "attention", "ms", "spread", "over torch's", "tokens/s", "MFU plain")
     console.table(f"Training steps, {found['card']}", columns,
-                  [(one["name"], one["way"], one["milliseconds"], f"{one['spread']:.1%}",
+                  [(one["name"], one["way"], one["milliseconds"], percent(one["spread"]),
                     found["ratios"][one["name"]][one["way"]], one["tokens_per_second"], one["plain_mfu"])
                    for one in found["timed"]])  # fmt: skip
 

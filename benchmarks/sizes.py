@@ -26,7 +26,7 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from refusals import program
 
 from latemask import console
-from latemask.bench import Entry, Timed, built, machine_of
+from latemask.bench import Entry, Timed, built, machine_of, percent
 from latemask.cards import card_of_device
 from latemask.config import replace
 from latemask.errors import Refusal
@@ -207,7 +207,7 @@ def main() -> None:
     found = measure(read(Options))
     console.table(f"Time and FLOPs per token beside plain MLM: {found['card']}",
                   ("entry", "rows", "ms", "spread", "tokens/s", "time", "FLOPs", "time / FLOPs"),
-                  [(one["name"], one["rows"], one["milliseconds"], f"{one['spread']:.1%}", one["tokens_per_second"],
+                  [(one["name"], one["rows"], one["milliseconds"], percent(one["spread"]), one["tokens_per_second"],
                     one["time_ratio"], one["flops_ratio"], one["time_over_flops"])
                    for one in found["entries"]])  # fmt: skip
     for one in found["left_out"]:

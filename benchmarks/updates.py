@@ -32,7 +32,7 @@ from refusals import program
 
 from latemask import console
 from latemask.batch import Batch
-from latemask.bench import machine_of, random_batches
+from latemask.bench import machine_of, percent, random_batches, spread
 from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.feed.prefetch import Prefetch
@@ -181,7 +181,7 @@ def judged(name: str, rows: int, graphs: Way, tokens: int, rounds: list[float]) 
     """Of one way: the median round, and the largest minus the smallest over it."""
     middle = statistics.median(rounds)
     return {"recipe": name, "rows": rows, "graphs": graphs, "milliseconds": middle,
-            "spread": (max(rounds) - min(rounds)) / middle, "rounds": rounds,
+            "spread": spread(rounds, middle), "rounds": rounds,
             "tokens_per_second": 1e3 * tokens / middle}  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def main() -> None:
     found = measure(read(Options))
     columns = ("recipe", "rows", "graphs", "ms", "spread", "tokens/s", "host ms", "device ms")
     console.table(f"Updates: {found['card']}", columns,
-                  [(one["recipe"], one["rows"], one["graphs"], one["milliseconds"], f"{one['spread']:.1%}",
+                  [(one["recipe"], one["rows"], one["graphs"], one["milliseconds"], percent(one["spread"]),
                     one["tokens_per_second"], one.get("host_milliseconds"), one.get("device_milliseconds"))
                    for one in found["updates"]])  # fmt: skip
 

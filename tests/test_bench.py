@@ -110,6 +110,7 @@ def test_entries_are_what_their_names_say(size):
     for name, entry in ours.items():
         assert (entry.run.shape.dropout > 0) == ("dropout" in name)
         assert entry.run.shape.has_relative_bias == ("relative" in name)
+        assert (entry.run.shape.positions == "rotary") == ("rotary" in name)
         assert (entry.run.masking.rate == 0.5) == ("3ml" in name)
     assert ours["plain mlm"].run == ours["mlm"].run
     assert [ours[f"3ml_self .5, {n} layers"].run.decoder.depth for n in (2, 4)] == [2, 4]
@@ -141,6 +142,7 @@ def test_goals_are_ratios_of_time_beside_ratios_of_flops():
         others = speeds | {faster: timed(entries[faster], 1200e3)}
         assert next(goal.found for goal in goals_of("base", others) if goal.what == best) == 0.5
     assert goals["dropout .1: time over dropout 0"].found == pytest.approx(7 / 6)
+    assert goals["rotary positions: time over absolute ones"].found == pytest.approx(6 / 7)
     mae, mlm = entries["mae_lm"].run, entries["mlm"].run
     wanted = flops_per_token(mae).executed / flops_per_token(mlm).plain
     assert goals["MAE-LM, 4 self-attention layers: time over plain MLM"].flops == pytest.approx(wanted)
@@ -180,6 +182,18 @@ def test_roberta_loses_the_same_with_its_head_on_masked_positions():
     pytest.importorskip("transformers")
     entry = Entry("roberta", small("mlm"), 3, peer="roberta", compiled="no")
     assert loss_of(replace(entry, peer="roberta masked")) == pytest.approx(loss_of(entry), rel=1e-5)
+
+
+def test_one_round_has_no_spread(capsys):
+    steppers = [bench.Stepper(Entry("mlm", small("mlm"), 1), lambda: None, CPU) for _ in range(2)]
+    for stepper, rounds in zip(steppers, ([[1.0, 3.0]], [[1.0, 1.0], [3.0, 3.0]]), strict=True):
+        stepper.rounds = rounds
+    one, two = (stepper.result(None) for stepper in steppers)
+    assert (one.milliseconds, one.spread) == (2000, None)
+    assert (two.milliseconds, two.spread) == (2000, 1)
+    machine = {"card": "none", "versions": {"torch": "none"}}
+    bench.show("tiny", machine, {"one": one}, [])
+    assert "%" not in capsys.readouterr().out
 
 
 def test_a_small_benchmark_prints_and_keeps_what_it_measured(tmp_path, capsys):

@@ -45,6 +45,9 @@ ATTENTION = [
     (65, 33, 64, 20, BF16, 0.0, False, "sorted", False, True),
     (435, 435, 64, 91, BF16, 0.1, False, "sorted", True, True),
     (512, 512, 32, 91, FP32, 0.0, False, "sorted", True, True),
+    (127, 127, 32, 20, BF16, 0.1, True, "half", True, True),
+    (77, 512, 128, 91, BF16, 0.1, False, "half", False, True),
+    (512, 512, 128, 91, BF16, 0.0, False, "sorted", True, True),
 ]
 
 

@@ -42,6 +42,14 @@ def test_every_figure_that_is_named_exists():
     assert [figure for figure in figures if not (ROOT / figure).is_file()] == []
 
 
+def test_every_result_that_is_told_of_exists():
+    texts = [ROOT / "README.md", *ROOT.glob("docs/*.md"), *ROOT.glob("results/*.json")]
+    named = re.compile(r"\bresults/[\w./-]+\.(?:json|svg|md)")
+    told = {(text.name, result) for text in texts for result in named.findall(text.read_text(encoding="utf-8"))}
+    assert len(told) > 50
+    assert [each for each in sorted(told) if not (ROOT / each[1]).is_file()] == []
+
+
 def test_every_known_fault_has_one_row_with_a_test():
     rows = re.findall(r"^\| (\d+) \|(.*)\|(.*)\|(.*)\|$", PAGE, re.MULTILINE)
     assert [int(number) for number, *_ in rows] == list(range(1, 39))

@@ -169,8 +169,8 @@ class Exchanges(TorchDispatchMode):
         return function(*args, **kwargs or {})
 
 
-def exchanged_in_an_update(run: Run, data: Path, out: Path) -> tuple[int, int]:
-    """How often gradients were reduced and weights gathered."""
+def exchanged_in_an_update(run: Run, data: Path, out: Path) -> tuple[int, int, int]:
+    """How often tensors were reduced, shard by shard and whole, and gathered."""
     accumulate, exchanges = loop._accumulate, Exchanges()
 
     def accumulated(*given):
@@ -180,21 +180,27 @@ def exchanged_in_an_update(run: Run, data: Path, out: Path) -> tuple[int, int]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "_accumulate", accumulated)
         pretrain(run, data, out)
-    reduced, gathered = (sum(count for name, count in exchanges.counts.items() if kind in name)
-                         for kind in ("reduce_scatter", "allgather"))  # fmt: skip
-    return reduced, gathered
+    sharded, whole, gathered = (sum(count for name, count in exchanges.counts.items() if kind in name)
+                                for kind in ("reduce_scatter", "allreduce", "allgather"))  # fmt: skip
+    return sharded, whole, gathered
 
 
-def test_gradients_are_reduced_once_an_update(data: Path, tmp_path: Path) -> None:
-    """Once for each block and once for the rest, whatever the number of micro-batches; weights are gathered for each of
-    these: for a block once forward and once backward, for the rest once."""
+@pytest.mark.parametrize("way", ["replicate", "shard"])
+def test_gradients_are_reduced_once_an_update(way: str, data: Path, tmp_path: Path) -> None:
+    """Whatever the number of micro-batches. Sharded: once for each block and once for the rest; weights are gathered
+    for each of these, for a block once forward and once backward, for the rest once. One sum more is that of the loss.
+    """
     found = {}
     for rows in (4, 1):
-        run = steady(data_parallel="shard", micro_rows=rows, steps=1, validate_every=0)
+        run = steady(data_parallel=way, micro_rows=rows, steps=1, validate_every=0)
         found[rows], other = on_ranks(2, partial(exchanged_in_an_update, run, data, tmp_path / str(rows)))
         assert found[rows] == other
     blocks = sum(isinstance(module, Block) for module in Pretrainer(steady()).modules())
-    assert found == {4: (blocks + 1, 2 * blocks + 1), 1: (blocks + 1, 4 * (2 * blocks + 1))}
+    passes = {4: 1, 1: 4}
+    if way == "replicate":
+        assert found == dict.fromkeys(passes, (0, 1 + 1, 0))  # all gradients of so small a model are one bucket
+    else:
+        assert found == {rows: (blocks + 1, 1, count * (2 * blocks + 1)) for rows, count in passes.items()}
 
 
 def test_rows_that_do_not_divide_are_refused(data: Path, tmp_path: Path) -> None:

@@ -96,8 +96,8 @@ class Timed:
     rows: int
     milliseconds: float
     """Median of a step."""
-    spread: float
-    """Largest minus smallest round's median, over the median."""
+    spread: float | None
+    """Largest minus smallest round's median, over the median; None of one round."""
     tokens_per_second: float
     plain_flops: float | None
     executed_flops: float | None
@@ -124,7 +124,7 @@ def entries_of(size: Size, options: BenchOptions, compiles: bool, has_float8: bo
     rows = options.rows or ROWS[size]
 
     def bare(name: str, dropout: float, **changes: Any) -> Run:
-        """A recipe with absolute positions."""
+        """A recipe with absolute positions, where no others are told."""
         shape = {"shape.positions": "absolute", "shape.dropout": dropout}
         return replace(recipe(f"{name}_{size}"), {**shape, **{key.replace("__", "."): x for key, x in changes.items()}})
 
@@ -133,6 +133,7 @@ def entries_of(size: Size, options: BenchOptions, compiles: bool, has_float8: bo
         Entry("plain mlm", bare("mlm", 0.0), rows, is_plain=True),
         Entry("mlm", bare("mlm", 0.0), rows),
         Entry("mlm, dropout", mlm, rows),
+        Entry("mlm, dropout, rotary", bare("mlm", 0.1, shape__positions="rotary"), rows),
         Entry("mae_lm", bare("mae_lm", 0.0), rows),
         Entry("mae_lm cross-only", bare("decoder_cross", 0.0), rows),
         Entry("3ml_self .5, 2 layers", bare("three_ml_self", 0.0, decoder__depth=2), rows),
@@ -191,6 +192,7 @@ def goals_of(size: Size, timed: dict[str, Timed]) -> list[Goal]:
         Goal("3ML_self .5, 2 layers: time over plain MLM", "<= .68", *over("3ml_self .5, 2 layers", "plain mlm")),
         Goal("relative bias, its gradient and dropout: time over without bias", "<= 1.2",
              over("mae_lm, dropout, relative bias", "mae_lm, dropout")[0]),
+        Goal("rotary positions: time over absolute ones", "", over("mlm, dropout, rotary", "mlm, dropout")[0]),
         Goal("dropout .1: time over dropout 0", "<= 1.04", over("mlm, dropout", "mlm")[0]),
     ]  # fmt: skip
 
@@ -239,12 +241,21 @@ def run_bench(options: BenchOptions) -> None:
     show(size, machine, found, goals)
 
 
+def spread(rounds: list[float], middle: float) -> float | None:
+    """Largest minus smallest round, over ``middle``; None of one round, which has none."""
+    return (max(rounds) - min(rounds)) / middle if len(rounds) > 1 else None
+
+
+def percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.1%}"
+
+
 def show(size: Size, machine: dict[str, Any], found: dict[str, Timed], goals: list[Goal]) -> None:
     """The table of steps, and that of the goals that these entries tell of."""
     title = f"{size}, {machine['card']}, torch {machine['versions']['torch']}"
     console.table(f"Training steps: {title}",
                   ("entry", "rows", "ms", "spread", "tokens/s", "MFU plain", "MFU executed", "GB"),
-                  [(t.name, t.rows, t.milliseconds, f"{t.spread:.1%}", t.tokens_per_second, t.plain_mfu, t.executed_mfu,
+                  [(t.name, t.rows, t.milliseconds, percent(t.spread), t.tokens_per_second, t.plain_mfu, t.executed_mfu,
                     None if t.memory_bytes is None else t.memory_bytes / 1e9) for t in found.values()])  # fmt: skip
     told = [(g.what, g.goal, g.found, g.flops, g.found / g.flops if g.found and g.flops else None)
             for g in goals if g.found is not None]  # fmt: skip
@@ -295,7 +306,7 @@ class Stepper:
             executed = None
         elif entry.is_plain:
             executed = plain
-        return Timed(entry.name, entry.rows, 1e3 * step, (max(medians) - min(medians)) / step, speed, plain, executed,
+        return Timed(entry.name, entry.rows, 1e3 * step, spread(medians, step), speed, plain, executed,
                      speed * plain / peak if plain and peak else None,
                      speed * executed / peak if executed and peak else None,
                      self.memory_bytes, self.first_step_seconds)  # fmt: skip
