@@ -160,9 +160,6 @@ class Options:
         given = shlex.split(self.finetuning)  # an unknown flag ends the program here, not after the pretraining
         tasks_of(parse(FinetuneOptions, ["MODEL", "--task", *self.tasks, "--data", "DATA", *given], prog="--finetuning",
                        positional=("model",)))  # fmt: skip
-        for trial in trials_of(self)[0]:
-            read = roberta.read if trial.is_peer else pretrain.read
-            read([trial.recipe, "--data", "DATA", "--out", "OUT", *trial.flags, *shlex.split(self.flags)])
 
     def held_out(self, task: str) -> Path:
         return self.out / f"held-out-{task}.jsonl"
@@ -448,6 +445,13 @@ def write_texts(options: Options) -> None:
         write_whole(options.held_out(task), "".join(json.dumps({"text": line}) + "\n" for line in lines))
 
 
+def check(options: Options) -> None:
+    """Raise ``Refusal`` for what a pretraining would refuse: before the first of them, not after the others."""
+    for trial in trials_of(options)[0]:
+        read = roberta.read if trial.is_peer else pretrain.read
+        read([trial.recipe, "--data", "DATA", "--out", "OUT", *trial.flags, *shlex.split(options.flags)])
+
+
 class Runner:
     """Runs a job's command, once: what it did is noted in ``OUT/jobs``."""
 
@@ -551,6 +555,7 @@ def collect(out: Path) -> Path:
 def main() -> None:
     """Run the jobs of a study that are not done."""
     options = tyro.cli(Options)
+    check(options)
     begun = time.monotonic()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
