@@ -7,8 +7,8 @@
 A study is data: trials (a recipe and flags), the most telling first, and measures (commands on a trained run), which
 follow their trial. Every job is a ``latemask`` command in a process of its own on one card; its log lies in
 ``OUT/logs/``. A job that is done is not done again, and each command goes on where it was stopped: the same line again
-after ``--stop-after`` seconds, a kill or a reboot continues. ``OUT/evidence.tar.gz`` always holds every journal, score
-and figure so far, without weights.
+after ``--stop-after`` seconds, a kill or a reboot continues, once what a killed one left running has ended.
+``OUT/evidence.tar.gz`` always holds every journal, score and figure so far, without weights.
 
 A study in slices, also on several machines: ``--trials 4`` are its first four, ``--only NAME...`` those of these names;
 unpack what came of one slice in the ``OUT`` of the next, or all of them in one folder for ``latemask report``. A trial
@@ -22,6 +22,8 @@ Fine-tuned models are ranked on the held-out texts of their task, as in MAE-LM T
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import glob
 import itertools
 import json
@@ -36,16 +38,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
+import roberta
 import tyro
 from asked import counts, words
 from cards import Queue
 from refusals import program
 
+from latemask.cli import pretrain
 from latemask.cli.options import parse
 from latemask.downstream.glue import read_task
 from latemask.downstream.options import FinetuneOptions
+from latemask.downstream.runner import tasks_of
 from latemask.downstream.squad import read_squad
 from latemask.downstream.tasks import GLUE
 from latemask.errors import Refusal
@@ -144,6 +149,8 @@ class Options:
         for name in ("cards", "seeds", "tasks"):
             if getattr(self, name) == ():
                 raise Refusal(f"--{name}", "nothing", "one or more")
+        if min(self.cards) < 0:
+            raise Refusal("--cards", str(min(self.cards)), "0 or more")
         for name, studies in TAKEN_BY.items():
             value = getattr(self, name)
             if value is not None and self.study not in studies:
@@ -151,8 +158,8 @@ class Options:
                 raise Refusal(f"--{name}", f"{found}, of which {self.study} makes nothing",
                               f"it with one of: {', '.join(studies)}")  # fmt: skip
         given = shlex.split(self.finetuning)  # an unknown flag ends the program here, not after the pretraining
-        parse(FinetuneOptions, ["MODEL", "--task", *self.tasks, "--data", "DATA", *given], prog="--finetuning",
-              positional=("model",))  # fmt: skip
+        tasks_of(parse(FinetuneOptions, ["MODEL", "--task", *self.tasks, "--data", "DATA", *given], prog="--finetuning",
+                       positional=("model",)))  # fmt: skip
 
     def held_out(self, task: str) -> Path:
         return self.out / f"held-out-{task}.jsonl"
@@ -438,6 +445,13 @@ def write_texts(options: Options) -> None:
         write_whole(options.held_out(task), "".join(json.dumps({"text": line}) + "\n" for line in lines))
 
 
+def check(options: Options) -> None:
+    """Raise ``Refusal`` for what a pretraining would refuse: before the first of them, not after the others."""
+    for trial in trials_of(options)[0]:
+        read = roberta.read if trial.is_peer else pretrain.read
+        read([trial.recipe, "--data", "DATA", "--out", "OUT", *trial.flags, *shlex.split(options.flags)])
+
+
 class Runner:
     """Runs a job's command, once: what it did is noted in ``OUT/jobs``."""
 
@@ -449,19 +463,36 @@ class Runner:
 
     def run(self, job: Job, card: int) -> bool:
         """Whether it is done; at once where it was before."""
-        if self._is_done(job):
-            return True
-        started = time.monotonic()
-        print(f"card {card}: {job.name}", flush=True)
-        status = self._status(job, card)
+        path = self.out / "logs" / f"{job.name.replace('/', '-')}.log"
+        with open(path, "ab") as log:
+            if not self._is_alone(job, log) or self._is_done(job):
+                return self._is_done(job)
+            started = time.monotonic()
+            print(f"card {card}: {job.name}", flush=True)
+            status = self._status(job, card, log)
         seconds = time.monotonic() - started
-        print(f"card {card}: {job.name} ended with {status} after {seconds:.0f} s", flush=True)
+        found = "" if status == 0 else f": {path}"
+        print(f"card {card}: {job.name} ended with {status} after {seconds:.0f} s{found}", flush=True)
         if status == 0:
             write_json(self._note(job), {"kind": "job", "name": job.name, "command": list(job.command[1:]),
                                          "card": card, "seconds": seconds})  # fmt: skip
         with self.collecting:
             collect(self.out)
         return status == 0
+
+    def _is_alone(self, job: Job, log: IO[bytes]) -> bool:
+        """Wait until nobody else holds the job's log, which a command and all that it starts hold until they end, also
+        where the program that began them was killed. False: it is over before."""
+        waits = False
+        while not self.is_over():
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            if not waits:
+                print(f"{job.name}: waiting for its command that still runs, begun by another process", flush=True)
+            waits = True
+            time.sleep(0.2)
+        return False
 
     def _is_done(self, job: Job) -> bool:
         """A pretraining whose weights are not here is, where all that was to be measured of it is done."""
@@ -476,24 +507,23 @@ class Runner:
     def _note(self, job: Job) -> Path:
         return self.out / "jobs" / f"{job.name.replace('/', '-')}.json"
 
-    def _status(self, job: Job, card: int) -> int:
+    def _status(self, job: Job, card: int, log: IO[bytes]) -> int:
         """The exit status of its command."""
         started, stops_at, command = time.monotonic(), job.stop_at_seconds, said_in_full(job.command)
         environment = os.environ | {"CUDA_VISIBLE_DEVICES": str(card), "PYTHONUNBUFFERED": "1"}
-        with open(self.out / "logs" / f"{job.name.replace('/', '-')}.log", "ab") as log:
-            while True:
-                process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
-                told = False
-                while process.poll() is None:
-                    if self.is_over() and not told:
-                        process.send_signal(signal.SIGTERM)
-                        told = True
-                    if stops_at is not None and time.monotonic() - started > stops_at:
-                        process.send_signal(signal.SIGTERM)
-                        stops_at = None
-                    time.sleep(0.2)
-                if process.returncode != STOPPED or self.is_over():
-                    return process.returncode
+        while True:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            told = False
+            while process.poll() is None:
+                if self.is_over() and not told:
+                    process.send_signal(signal.SIGTERM)
+                    told = True
+                if stops_at is not None and time.monotonic() - started > stops_at:
+                    process.send_signal(signal.SIGTERM)
+                    stops_at = None
+                time.sleep(0.2)
+            if process.returncode != STOPPED or self.is_over():
+                return process.returncode
 
 
 def asked(command: Sequence[str]) -> list[str]:
@@ -525,6 +555,7 @@ def collect(out: Path) -> Path:
 def main() -> None:
     """Run the jobs of a study that are not done."""
     options = tyro.cli(Options)
+    check(options)
     begun = time.monotonic()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())

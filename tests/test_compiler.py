@@ -64,6 +64,40 @@ def test_no_table_is_looked_up_in_what_is_compiled(system, positions):
     assert found.stdout == "True []\n"
 
 
+COPIES = """
+import copy
+import pickle
+import torch
+from samples import batch_of, losses_and_gradients, pretrainer_of, small
+from latemask.training.micro import compile_blocks
+
+compile_ = torch.compile
+torch.compile = lambda called, **options: compile_(called, backend="eager", **options)
+run = small("mae_lm", dropout=0.0)
+model = pretrainer_of(run)
+names = list(model.state_dict())
+for _ in range(2):
+    compile_blocks(model)
+first, _ = losses_and_gradients(model, batch_of(run))
+for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+    other = pretrainer_of(run)
+    with torch.no_grad():
+        for one in (twin, other):
+            for parameter in one.parameters():
+                parameter.mul_(1.5)
+    model.zero_grad()
+    found, wanted = (losses_and_gradients(one, batch_of(run)) for one in (twin, other))
+    torch.testing.assert_close(found, wanted)
+    assert names == list(twin.state_dict()) == list(model.state_dict())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(losses_and_gradients(model, batch_of(run))[0], first)
+"""
+
+
+def test_a_copy_of_a_compiled_model_has_weights_of_its_own():
+    subprocess.run([sys.executable, "-c", COPIES], check=True, cwd=Path(__file__).parent)
+
+
 @pytest.mark.parametrize(("setting", "is_there"), [("on", True), ("off", False), ("auto", False)])
 def test_the_compiler_is_imported_where_it_is_wanted(setting, is_there):
     found = subprocess.run([sys.executable, "-c", PROGRAM, setting], capture_output=True, text=True, check=True)

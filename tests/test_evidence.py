@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
 import sys
 import tarfile
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
@@ -241,6 +243,52 @@ def test_what_counts_nothing_is_refused_before_any_job(changes, tmp_path):
     [name] = changes
     with pytest.raises(Refusal, match=f"^--{name}: "):
         options("objectives", tmp_path, **changes)
+
+
+@pytest.mark.parametrize("study", ["objectives", "tuning"])
+@pytest.mark.parametrize(("flag", "values", "said"), [
+    ("--cards", ("0", "-1"), "--cards: found -1"), ("--tasks", ("cola", "nonsense"), "--task: found 'nonsense'"),
+    ("--flags=--training.seed -1", (), "training.seed: found -1"), ("--size", ("huge",), "recipe: found 'mlm_huge'"),
+    ("--flags=--nonsense 3", (), "--nonsense"),
+])  # fmt: skip
+def test_what_a_command_would_refuse_is_refused_before_any_job(
+    study, flag, values, said, tmp_path, monkeypatch, capsys
+):
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["evidence.py", study, "--data", str(tmp_path), "--out", str(out), flag, *values])
+    with pytest.raises((Refusal, SystemExit)) as ended:
+        evidence.main()
+    assert said in f"{ended.value} {capsys.readouterr().err}"
+    assert not out.exists()
+
+
+KILLED = """
+import subprocess
+import sys
+from pathlib import Path
+from benchmark_files import load
+evidence = load("evidence")
+job = evidence.Job("a", (sys.executable, "-c", *sys.argv[2:]))
+evidence.Runner([job], Path(sys.argv[1]), lambda: False).run(job, 0)
+"""
+
+
+def test_what_a_killed_program_left_running_is_waited_for(tmp_path):
+    code = ("import sys, time\nwith open(sys.argv[1], 'a', buffering=1) as file:\n"
+            "    file.write('begun\\n'); time.sleep(3); file.write('ended\\n')")  # fmt: skip
+    order = tmp_path / "order"
+    job = evidence.Job("a", (sys.executable, "-c", code, str(order)))
+    with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), code, str(order)],
+                          cwd=Path(__file__).parent) as killed:  # fmt: skip
+        while not (order.exists() and order.read_text()):
+            assert killed.poll() is None
+            time.sleep(0.05)
+        killed.kill()
+    assert not evidence.Runner([job], tmp_path, lambda: True).run(job, 0)
+    assert order.read_text() == "begun\n"
+    for _ in range(2):
+        assert evidence.Runner([job], tmp_path, lambda: False).run(job, 0)
+        assert order.read_text() == "begun\nended\n" * 2
 
 
 def test_jobs_run_once_in_order_over_cards_and_what_failed_stops_only_its_own(tmp_path):

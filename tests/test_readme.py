@@ -166,6 +166,18 @@ def test_what_only_a_gpu_shows_is_refused_without_one(has_gpu: Path) -> None:
     assert not (has_gpu / "out").exists()
 
 
+@pytest.mark.parametrize("python", ["nowhere/python", "no-such-program", "blank"])
+def test_an_interpreter_without_latemask_is_no_lack_of_a_gpu(python: str, has_gpu: Path) -> None:
+    (has_gpu / "blank").mkdir()
+    (has_gpu / "blank" / "python").write_text("#!/bin/sh\nexit 1\n")
+    (has_gpu / "blank" / "python").chmod(0o755)
+    done = gpu(has_gpu, "da ta [1]", "out", python="blank/python" if python == "blank" else python)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "found no latemask" in done.stderr
+    assert "CUDA" not in done.stderr
+    assert not (has_gpu / "out").exists()
+
+
 @pytest.mark.parametrize(("given", "said"), [
     (("da ta [1]",), "found 1 arguments"), (("python", "out"), "found no python/store.json"),
     (("da ta [1]", "python"), "found python, where nothing can be written"),

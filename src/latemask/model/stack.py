@@ -71,6 +71,10 @@ class Door(nn.Module):
         """All but the look-up: its compiled gradient is added up by atomics, in an order that no two runs share."""
         self.entered = torch.compile(self.entered, *args, **options)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """As of any module, without what is compiled: in a copy it would go on with the weights of the first."""
+        return {name: value for name, value in super().__getstate__().items() if name != "entered"}
+
 
 class FeedForward(nn.Sequential):
     """Linear, exact GELU, Linear."""
