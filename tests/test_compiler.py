@@ -41,7 +41,7 @@ def kept(graph, _inputs, **_options):
     return graph.forward
 
 compile_ = torch.compile
-torch.compile = lambda called, **options: compile_(called, backend=kept, **options)
+torch.compile = lambda called, **options: compile_(called, **options | {"backend": kept})
 run = small(sys.argv[1], positions=sys.argv[2], dropout=0.0)
 plain, compiled = (pretrainer_of(run) for _ in range(2))
 compile_blocks(compiled)
@@ -72,7 +72,7 @@ from samples import batch_of, losses_and_gradients, pretrainer_of, small
 from latemask.training.micro import compile_blocks
 
 compile_ = torch.compile
-torch.compile = lambda called, **options: compile_(called, backend="eager", **options)
+torch.compile = lambda called, **options: compile_(called, **options | {"backend": "eager"})
 run = small("mae_lm", dropout=0.0)
 model = pretrainer_of(run)
 names = list(model.state_dict())

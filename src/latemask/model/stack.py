@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,9 +67,9 @@ class Door(nn.Module):
     def entered(self, x: Float[Tensor, "B n D"], positions: Float[Tensor, "B n D"] | None) -> Float[Tensor, "B n D"]:
         return self.dropout(self.norm(x if positions is None else x + positions))
 
-    def compile(self, *args: Any, **options: Any) -> None:
+    def compile(self, *, dynamic: bool | None = None, backend: str | Callable[..., Any] = "inductor") -> None:
         """All but the look-up: its compiled gradient is added up by atomics, in an order that no two runs share."""
-        self.entered = torch.compile(self.entered, *args, **options)
+        self.entered = torch.compile(self.entered, dynamic=dynamic, backend=backend)
 
     def __getstate__(self) -> dict[str, Any]:
         """As of any module, without what is compiled: in a copy it would go on with the weights of the first."""
