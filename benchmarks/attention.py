@@ -2,9 +2,9 @@
 
     python benchmarks/attention.py --out results/attention.json
 
-``ours``: wherever there is no bias and no rotation, ``torch``: nowhere, ``shipped``: where ``relative_attention.pays``
-says. Blocks are compiled, absolute positions, bf16. Each way has a model of its own; the choice is made while a step is
-traced and is part of what torch.compile checks, so that it stands as it was whenever the model's turn comes.
+``ours``: wherever there is no bias, ``torch``: nowhere, ``shipped``: where ``relative_attention.pays`` says. Blocks are
+compiled, in bf16. Each way has a model of its own; the choice is made while a step is traced and is part of what
+torch.compile checks, so that it stands as it was whenever the model's turn comes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Options:
     """The JSON."""
     size: Literal["tiny", "base", "large"] = "base"
     """Of the models."""
-    only: tuple[str, ...] = ("mlm", "mlm, dropout", "mae_lm, dropout")
+    only: tuple[str, ...] = ("mlm", "mlm, rotary", "mlm, dropout", "mlm, dropout, rotary", "mae_lm, dropout")
     """Entries of `latemask bench`."""
     rows: int | None = None
     """A step; none given: as `latemask bench` has them."""
@@ -50,12 +50,12 @@ class Options:
     """A turn, after one that does not count."""
 
 
-def is_ours(query_key_value: Any, heads: int, dropout: float) -> bool:
+def is_ours(projected: Any, head_width: int, dropout: float, *, rotates: bool = False) -> bool:
     """Our kernel also where there is no dropout."""
-    return SHIPPED(query_key_value, heads, 1.0)
+    return SHIPPED(projected, head_width, 1.0)
 
 
-CHOICES: dict[Way, Callable[..., bool]] = {"ours": is_ours, "torch": lambda *_: False, "shipped": SHIPPED}
+CHOICES: dict[Way, Callable[..., bool]] = {"ours": is_ours, "torch": lambda *_, **__: False, "shipped": SHIPPED}
 
 
 @contextmanager

@@ -177,7 +177,7 @@ class Trial:
     is_peer: bool = False
     """Whether it is transformers' RoBERTa (roberta.py beside this file), not a recipe."""
     steps: tuple[int, ...] = ()
-    """Checkpoints that are measured; none: the last one."""
+    """Checkpoints that are measured, in this order; none: the last one."""
 
 
 @dataclass(frozen=True)
@@ -303,7 +303,7 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
             Trial(system + (f",seconds={options.seconds:g}" if clock else "") + f",seed={seed}", name,
                   (*short(name), "--training.seed", str(seed), *clock))
             for seed in options.seeds or (1, 2, 3)
-            for system in ("mlm", "mae_lm")
+            for system in ("mlm", "mae_lm", "three_ml_self")
             for name in (f"{system}_{size}",)
         ], ("blimp", "rank", "rank-mnli", "rank-squad2", "glue", "squad")  # fmt: skip
     if study == "masks":
@@ -354,7 +354,8 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
     last = max(1, tokens // (512 * update_rows))
     every = max(1, last // 8)
     often = ("--training.save-every", str(every), "--training.keep", "0")
-    steps = tuple(step for step in sorted({*(every * number for number in (1, 2, 3, 4, 6)), last}) if step <= last)
+    eighths = (every * number for number in (4, 2, 6, 1, 3))
+    steps = tuple(dict.fromkeys(step for step in (last, *eighths) if step <= last))
     found = [
         Trial(system, name, (*short(name), *often), steps=steps)
         for system in ("mlm", "three_ml_self", "mae_lm")
@@ -384,7 +385,7 @@ def jobs_of(options: Options) -> list[Job]:
         pretrain = (*program, "--data", str(options.data), "--out", str(run), *flags)
         jobs.append(Job(trial.name, pretrain, stop_at_seconds=trial.stop_at_seconds, run=run))
         models = [(f",step={step}", run / step_name(step)) for step in trial.steps] or [("", run)]
-        for measure, (label, model) in itertools.product(measures, models):
+        for (label, model), measure in itertools.product(models, measures):
             if measure == "blimp" and recipe(trial.recipe).rewrites:
                 continue  # it has no distribution for one masked token
             after = trial.name

@@ -115,7 +115,7 @@ class Layer:
         """Forward and backward pass by our kernels, to be run with the tiles that are in force now."""
         tokens, device = self.projected.shape[1], self.projected.device
         noise = relative_attention.draw_noise(tokens, device) if self.dropout else None
-        inputs = (self.projected, SHAPE.heads, *self.relative, noise, self.dropout)
+        inputs = (self.projected, SHAPE.heads, *self.relative, noise, self.dropout, None, None)
 
         def forward() -> tuple[Tensor, ...]:
             return torch.ops.latemask.self_attention(*inputs)

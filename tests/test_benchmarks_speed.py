@@ -554,10 +554,10 @@ def test_former_numbers_stand_beside_equal_tiles_alone(tmp_path: Path) -> None:
 
 def test_attention_goes_the_chosen_way() -> None:
     attention = load("attention")
-    projected, before = torch.zeros(1, 2, 3 * 128, dtype=torch.bfloat16, device="meta"), relative_attention.pays
+    projected, before = torch.zeros(1, 2, 128, dtype=torch.bfloat16, device="meta"), relative_attention.pays
     for way, wanted in (("torch", [False, False]), ("ours", [True, True]), ("shipped", [False, True])):
         with attention.chosen(way), patch.object(relative_attention, "is_supported", lambda *_: True):
-            assert [relative_attention.pays(projected, 2, dropout) for dropout in (0.0, 0.1)] == wanted
+            assert [relative_attention.pays(projected, 64, dropout) for dropout in (0.0, 0.1)] == wanted
     assert relative_attention.pays is before
 
 

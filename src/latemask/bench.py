@@ -132,6 +132,7 @@ def entries_of(size: Size, options: BenchOptions, compiles: bool, has_float8: bo
     entries = [
         Entry("plain mlm", bare("mlm", 0.0), rows, is_plain=True),
         Entry("mlm", bare("mlm", 0.0), rows),
+        Entry("mlm, rotary", bare("mlm", 0.0, shape__positions="rotary"), rows),
         Entry("mlm, dropout", mlm, rows),
         Entry("mlm, dropout, rotary", bare("mlm", 0.1, shape__positions="rotary"), rows),
         Entry("mae_lm", bare("mae_lm", 0.0), rows),

@@ -111,11 +111,11 @@ def is_supported(device: torch.device, dtype: torch.dtype, head_width: int) -> b
     return head_width in HEAD_WIDTHS and HAS_TRITON
 
 
-def pays(query_key_value: Float[Tensor, "B n 3*D"], heads: int, dropout: float) -> bool:
-    """Whether ``self_attention`` without a table is faster than torch's own: with dropout, in half precision."""
-    head_width = query_key_value.shape[-1] // (3 * heads)
-    supported = is_supported(query_key_value.device, query_key_value.dtype, head_width)
-    return supported and dropout > 0 and query_key_value.dtype != torch.float32
+def pays(projected: Tensor, head_width: int, dropout: float, *, rotates: bool = False) -> bool:
+    """Whether the kernel without a table is faster than torch's own attention of what was ``projected``: with dropout,
+    and where it ``rotates`` queries and keys itself, in half precision."""
+    supported = is_supported(projected.device, projected.dtype, head_width)
+    return supported and (dropout > 0 or rotates) and projected.dtype != torch.float32
 
 
 def attention(
@@ -131,11 +131,20 @@ def attention(
 
 
 def self_attention(
-    query_key_value: Float[Tensor, "B n 3*D"], heads: int, relative: Relative | None = None, dropout: float = 0.0
+    query_key_value: Float[Tensor, "B n 3*D"],
+    heads: int,
+    relative: Relative | None = None,
+    dropout: float = 0.0,
+    rotation: tuple[Float[Tensor, "B 1 n d/2"], Float[Tensor, "B 1 n d/2"]] | None = None,
 ) -> Float[Tensor, "B n D"]:
-    """``attention`` of tokens among themselves, projections in and heads joined out, without a copy on either side."""
+    """``attention`` of tokens among themselves, projections in and heads joined out, without a copy on either side.
+
+    ``rotation``: cosine and sine of the angles (float32) by which the pairs (i, i + d/2) of queries and keys are turned
+    first (rotary positions, Su et al. 2021).
+    """
     noise = draw_noise(query_key_value.shape[1], query_key_value.device) if dropout else None
-    return _self_attention(query_key_value, heads, *_parts(relative), noise, dropout)[0]
+    cosine, sine = rotation or (None, None)
+    return _self_attention(query_key_value, heads, *_parts(relative), noise, dropout, cosine, sine)[0]
 
 
 def _parts(relative: Relative | None) -> tuple[Any, ...]:
@@ -331,46 +340,83 @@ def _(d_out, q, k, v, table, query_seats, key_seats, query_groups, key_groups, r
 def _self_attention(
     query_key_value: Tensor, heads: int, table: Tensor | None, query_seats: Tensor | None, key_seats: Tensor | None,
     query_groups: Tensor | None, key_groups: Tensor | None, reach: int, noise: Tensor | None, dropout: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    cosine: Tensor | None, sine: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     query_key_value = query_key_value.contiguous()
-    q, k, v = _split(query_key_value, heads)
+    turned = _room_for_turned(query_key_value, cosine)
+    _turn(query_key_value, turned, heads, cosine, sine, 1)
+    q, k, v = _split(query_key_value, turned, heads)
     out = q.new_empty(q.shape[0], q.shape[2], heads * q.shape[3])
-    return out, *_forward(q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout, out)
+    lse, hashes = _forward(q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout, out)
+    return out, lse, hashes, turned
 
 
 @_self_attention.register_fake
-def _(query_key_value, heads, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout):
+def _(query_key_value, heads, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout, cosine,
+      sine):  # fmt: skip
     rows, tokens, width = query_key_value.shape
-    q, _, _ = _split(query_key_value, heads)
-    return query_key_value.new_empty(rows, tokens, width // 3), *_numbers(q, dropout)
+    turned = _room_for_turned(query_key_value, cosine)
+    q, _, _ = _split(query_key_value, turned, heads)
+    return query_key_value.new_empty(rows, tokens, width // 3), *_numbers(q, dropout), turned
 
 
 @torch.library.custom_op("latemask::self_attention_backward", mutates_args=())
 def _self_attention_backward(
     d_out: Tensor, query_key_value: Tensor, heads: int, table: Tensor | None, query_seats: Tensor | None,
     key_seats: Tensor | None, query_groups: Tensor | None, key_groups: Tensor | None, reach: int, noise: Tensor | None,
-    dropout: float, out: Tensor, lse: Tensor, hashes: Tensor,
+    dropout: float, cosine: Tensor | None, sine: Tensor | None, out: Tensor, lse: Tensor, hashes: Tensor,
+    turned: Tensor,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     query_key_value, d_out = query_key_value.contiguous(), d_out.contiguous()
-    q, k, v = _split(query_key_value, heads)
+    q, k, v = _split(query_key_value, turned, heads)
     d_all = torch.empty_like(query_key_value)
     d_heads = d_out.unflatten(-1, (heads, -1)).transpose(1, 2)
     d_table = _backward(d_heads, q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise,
-                        dropout, out, lse, hashes, *_split(d_all, heads), d_all.shape[-1])  # fmt: skip
+                        dropout, out, lse, hashes, *_split(d_all, d_all[..., :0], heads), d_all.shape[-1])  # fmt: skip
+    _turn(d_all, d_all, heads, cosine, sine, -1)
     return d_all, d_table
 
 
 @_self_attention_backward.register_fake
 def _(
-    d_out, query_key_value, heads, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout, out,
-    lse, hashes,
+    d_out, query_key_value, heads, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout,
+    cosine, sine, out, lse, hashes, turned,
 ):  # fmt: skip
     d_all = query_key_value.new_empty(query_key_value.shape)
     return d_all, lse.new_empty(heads, 1 if table is None else table.shape[1])
 
 
-def _split(query_key_value: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in query_key_value.chunk(3, -1))
+def _room_for_turned(query_key_value: Tensor, cosine: Tensor | None) -> Tensor:
+    """For queries and keys; for nothing where none are turned."""
+    rows, tokens, width = query_key_value.shape
+    return query_key_value.new_empty(rows, tokens, 0 if cosine is None else 2 * width // 3)
+
+
+def _turn(x: Tensor, out: Tensor, heads: int, cosine: Tensor | None, sine: Tensor | None, direction: int) -> None:
+    """The queries and keys of ``x`` into ``out``, which may be ``x``, turned by their angles or back."""
+    if cosine is None or sine is None:
+        return
+    from latemask.kernels import rotary_triton
+
+    kernels: Any = rotary_triton
+
+    rows, tokens, width = x.shape
+    kernels.turn_kernel[(rows, -(-tokens // TURNED_TOKENS))](
+        x, cosine.contiguous(), sine.contiguous(), out, *x.stride()[:2], *out.stride()[:2], tokens, 2 * heads,
+        direction, TOKENS=TURNED_TOKENS, WIDTH=width // 3 // heads,
+    )  # fmt: skip
+
+
+TURNED_TOKENS = 16
+"""Whose queries and keys a program turns."""
+
+
+def _split(query_key_value: Tensor, turned: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Heads first; queries and keys as they were turned, if they were."""
+    q, k, v = query_key_value.chunk(3, -1)
+    if turned.shape[-1]:
+        q, k = turned.chunk(2, -1)
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in (q, k, v))
     return q, k, v
 
 
@@ -386,18 +432,18 @@ def _kept_inputs(ctx):
     return [*inputs, *tensors]
 
 
-def _attention_autograd(ctx, d_out, _d_lse, _d_hashes):
+def _attention_autograd(ctx, d_out, *_):
     inputs = _kept_inputs(ctx)
     d_q, d_k, d_v, d_table = _attention_backward(d_out, *inputs)
     table = inputs[3]
     return d_q, d_k, d_v, None if table is None else d_table.to(table.dtype), *(None,) * 7
 
 
-def _self_attention_autograd(ctx, d_out, _d_lse, _d_hashes):
+def _self_attention_autograd(ctx, d_out, *_):
     inputs = _kept_inputs(ctx)
     d_all, d_table = _self_attention_backward(d_out, *inputs)
     table = inputs[2]
-    return d_all, None, None if table is None else d_table.to(table.dtype), *(None,) * 7
+    return d_all, None, None if table is None else d_table.to(table.dtype), *(None,) * 9
 
 
 _attention.register_autograd(_attention_autograd, setup_context=_keep)

@@ -33,10 +33,9 @@ class Geometry(NamedTuple):
     """In place of ``bias`` and ``blind`` where the kernel runs."""
 
     @property
-    def tells_nothing(self) -> bool:
-        """Whether every token looks at every token and nothing is known of seats."""
-        told = (self.bias, self.blind, self.rotation, self.relative)
-        return not self.causal and all(part is None for part in told)
+    def is_plain(self) -> bool:
+        """Whether every token looks at every token and nothing is added to the scores."""
+        return not self.causal and self.bias is None and self.blind is None and self.relative is None
 
     def queries_from(self, start: int) -> Geometry:
         """The same for the queries from ``start`` on."""
@@ -58,7 +57,8 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, "B Q D"]:
     """softmax(q k' / sqrt(d) + bias) v, heads joined again (MAE-LM section 2.1)."""
-    if geometry.relative is not None:
+    pays = relative_attention.pays(q, q.shape[-1], dropout)
+    if (pays and geometry.is_plain) or geometry.relative is not None:
         return relative_attention.attention(q, k, v, geometry.relative, dropout).transpose(1, 2).flatten(2)
     bias = None if geometry.bias is None else geometry.bias.to(q.dtype)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=geometry.causal)
@@ -87,9 +87,11 @@ class SelfAttention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if start == 0:
             projected = self.query_key_value(x)
-            pays = geometry.tells_nothing and relative_attention.pays(projected, self.heads, dropout)
-            if pays or geometry.relative is not None:
-                return self.output(relative_attention.self_attention(projected, self.heads, geometry.relative, dropout))
+            rotates = geometry.rotation is not None
+            pays = relative_attention.pays(projected, width // self.heads, dropout, rotates=rotates)
+            if (pays and geometry.is_plain) or geometry.relative is not None:
+                told = geometry.relative, dropout, geometry.rotation
+                return self.output(relative_attention.self_attention(projected, self.heads, *told))
             q, k, v = projected.chunk(3, dim=-1)
         else:
             weight, bias = self.query_key_value.weight, self.query_key_value.bias
