@@ -611,3 +611,68 @@ def test_updates_of_a_cpu_are_timed_without_graphs(has_data: bool, tmp_path: Pat
         assert one["milliseconds"] == sorted(one["rounds"])[1]
         assert one["spread"] == pytest.approx((max(one["rounds"]) - min(one["rounds"])) / one["milliseconds"])
         assert one["tokens_per_second"] == pytest.approx(1e3 * one["rows"] * 128 / one["milliseconds"])
+
+
+# milliseconds
+
+
+@pytest.mark.parametrize(("kernel", "wanted"), [
+    ("nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT", "matrix products"),
+    ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x64>", "matrix products"),
+    ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7_64x64x64", "attention"),
+    ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
+    ("forward_kernel", "attention"),
+    ("turn_kernel", "attention"),
+    ("cross_entropy_kernel", "cross-entropy"),
+    ("cross_entropy_gradient_kernel", "cross-entropy"),
+    ("triton_per_fused_add_native_layer_norm_native_layer_norm_backward_sum_4", "LayerNorm, residual, dropout"),
+    ("triton_poi_fused_gelu_gelu_backward_2", "GELU"),
+    ("triton_red_fused_sum_7", "bias gradients and sums"),
+    ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer and clipping"),
+    ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "copies, casts, fills"),
+    ("Memcpy DtoD (Device -> Device)", "copies, casts, fills"),
+    ("void at::native::vectorized_gather_kernel<16, long>", "embeddings and gathers"),
+    ("what_nobody_knows", "other"),
+])  # fmt: skip
+def test_a_kernel_has_the_class_of_its_name(kernel, wanted) -> None:
+    assert load("milliseconds").class_of(kernel) == wanted
+
+
+def test_our_kernels_names_are_those_that_are_told_apart() -> None:
+    """A kernel that is renamed, or a new one, falls into its class still."""
+    pytest.importorskip("triton")
+    from latemask.kernels import cross_entropy_triton, relative_triton, rotary_triton
+
+    milliseconds = load("milliseconds")
+    for module, wanted in ((relative_triton, "attention"), (rotary_triton, "attention"),
+                           (cross_entropy_triton, "cross-entropy")):  # fmt: skip
+        names = [name for name in vars(module) if name.endswith("_kernel")]
+        assert names
+        assert {milliseconds.class_of(name) for name in names} == {wanted}
+
+
+def test_classes_add_up_to_all_kernels_the_longest_first() -> None:
+    kernels = [("nvjet_a", 8.0, 4), ("nvjet_b", 4.0, 8), ("turn_kernel", 2.0, 2), ("sdpa", 20.0, 2), ("x", 1.0, 2)]
+    found = load("milliseconds").by_class(kernels, 2)
+    assert list(found) == ["attention", "matrix products", "other"]
+    assert sum(each["milliseconds"] for each in found.values()) == 35.0 / 2
+    assert sum(each["launches"] for each in found.values()) == 18 / 2
+    assert [each["kernel"] for each in found["matrix products"]["longest"]] == ["nvjet_a", "nvjet_b"]
+
+
+def test_milliseconds_need_a_gpu(tmp_path, monkeypatch) -> None:
+    milliseconds = load("milliseconds")
+    monkeypatch.setattr(milliseconds, "pick_device", lambda: torch.device("cpu"))
+    with pytest.raises(Refusal, match=r"milliseconds\.py: found a cpu"):
+        milliseconds.measure(milliseconds.Options(out=tmp_path / "found.json"))
+
+
+def test_the_table_of_milliseconds_has_every_class_and_what_is_left() -> None:
+    milliseconds = load("milliseconds")
+    entries = [{"name": name, "classes": milliseconds.by_class([(kernel, 4.0, 1)], 1), "milliseconds": 5.0,
+                "idle_milliseconds": 1.0, "arithmetic_floor_milliseconds": 2.0}
+               for name, kernel in (("mlm", "nvjet"), ("mae_lm", "turn_kernel"))]  # fmt: skip
+    head, rows = milliseconds.rows_of_table(entries)
+    assert head == ["ms", "mlm", "mae_lm"]
+    assert rows == [("matrix products", 4.0, None), ("attention", None, 4.0), ("idle", 1.0, 1.0), ("step", 5.0, 5.0),
+                    ("its arithmetic", 2.0, 2.0)]  # fmt: skip

@@ -9,7 +9,7 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 
 
 @triton.jit
-def forward_kernel(LOGITS, TARGETS, LOSS, LSE, ids, CHUNK: tl.constexpr):
+def cross_entropy_kernel(LOGITS, TARGETS, LOSS, LSE, ids, CHUNK: tl.constexpr):
     """Loss and log of the normaliser of one row, in one pass."""
     row = tl.program_id(0).to(tl.int64)
     logits = LOGITS + row * ids
@@ -29,7 +29,7 @@ def forward_kernel(LOGITS, TARGETS, LOSS, LSE, ids, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def backward_kernel(LOGITS, TARGETS, LSE, D_LOSS, ids, CHUNK: tl.constexpr):
+def cross_entropy_gradient_kernel(LOGITS, TARGETS, LSE, D_LOSS, ids, CHUNK: tl.constexpr):
     """Overwrites CHUNK logits of one row by their gradient."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)

@@ -48,7 +48,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         logits = torch.addmm(bias, x, table.t())
         rows, ids = logits.shape
         loss, lse = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
-        kernels.forward_kernel[(rows,)](logits, targets, loss, lse, ids, CHUNK=CHUNK, num_warps=8)
+        kernels.cross_entropy_kernel[(rows,)](logits, targets, loss, lse, ids, CHUNK=CHUNK, num_warps=8)
         ctx.save_for_backward(x, table, targets, lse)
         ctx.logits = logits
         return loss
@@ -64,7 +64,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             raise RuntimeError("linear_cross_entropy: its backward pass ran before and used the logits up")
         d_logits, ctx.logits = ctx.logits, None
         rows, ids = d_logits.shape
-        kernels.backward_kernel[(rows, -(-ids // CHUNK))](
+        kernels.cross_entropy_gradient_kernel[(rows, -(-ids // CHUNK))](
             d_logits, targets, lse, d_loss.contiguous(), ids, CHUNK=CHUNK, num_warps=8
         )
         return d_logits @ table, d_logits.t() @ x, d_logits.sum(0), None
