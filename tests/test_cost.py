@@ -238,6 +238,17 @@ def test_memory_estimate_is_near_what_a_card_measured(name, dropout, what):
     assert memory(run, 128).total == pytest.approx(measured["memory_bytes"], rel=0.1)
 
 
+def test_what_rotary_positions_add_is_near_what_a_card_measured():
+    """Queries and keys of 128 rows, turned by the kernel, on an H200."""
+    timed = json.loads((Path(__file__).parents[1] / "results" / "attention_rotary.json").read_text())["timed"]
+    measured = {step["name"]: step["memory_bytes"] for step in timed if step["way"] == "ours"}
+    plain, turned = (
+        memory(replace(recipes.recipe("mlm_base"), {"shape.positions": positions, "shape.dropout": 0.0}), 128).total
+        for positions in ("absolute", "rotary")
+    )
+    assert turned - plain == pytest.approx(measured["mlm, rotary"] - measured["mlm"], rel=0.1)
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     depth=st.integers(1, 6),

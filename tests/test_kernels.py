@@ -23,8 +23,8 @@ from benchmark_files import load
 
 pytest.importorskip("triton")
 
-BF16, FP32 = torch.bfloat16, torch.float32
-LIMIT = {BF16: 2e-2, FP32: 2e-6}
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+LIMIT = {BF16: 2e-2, FP16: 2e-3, FP32: 2e-6}
 """Largest error ||out - wanted||, relative to ||wanted|| where that is above 1."""
 
 # queries, keys, head width, largest told distance, dtype, dropout, groups, order of seats, packed, has a table
@@ -48,6 +48,15 @@ ATTENTION = [
     (127, 127, 32, 20, BF16, 0.1, True, "half", True, True),
     (77, 512, 128, 91, BF16, 0.1, False, "half", False, True),
     (512, 512, 128, 91, BF16, 0.0, False, "sorted", True, True),
+]
+
+# tokens, head width, dtype, dtype of cosine and sine, dropout, has a table
+ROTATED = [
+    (1, 64, BF16, FP32, 0.1, False),
+    (16, 16, FP16, FP32, 0.1, False),
+    (17, 32, FP32, torch.float64, 0.1, True),
+    (17, 128, BF16, torch.float64, 0.0, False),
+    (33, 64, FP16, BF16, 0.3, True),
 ]
 
 
@@ -102,6 +111,38 @@ def attention_errors(case: tuple, device: str) -> list[float]:
     right = (wanted, *torch.autograd.grad(wanted, wide[:count], d_out.double()))
     if has_table:
         found, right = ((*parts, parts[2][:, :: 2 * far]) for parts in (found, right))
+    return [_error(a, b) for a, b in zip(found, right, strict=True)]
+
+
+def rotated_errors(case: tuple, device: str) -> list[float]:
+    """Of the output and the gradients of queries-keys-values and the table, where each row has seats of its own."""
+    from latemask.kernels import relative_attention as kernel
+    from latemask.model.attention import rotate, rotation
+
+    tokens, width, dtype, angles_dtype, dropout, has_table = case
+    rows, heads, far = 2, 3, 4
+    generator = torch.Generator().manual_seed(0)
+    seats = torch.stack([torch.randperm(2 * tokens, generator=generator)[:tokens] for _ in range(rows)]).to(device)
+    angles = tuple(part.to(angles_dtype) for part in rotation(seats, width, torch.float64))
+    projected = torch.randn(rows, tokens, 3 * heads * width, generator=generator).to(device, dtype).requires_grad_()
+    table = torch.randn(heads, 2 * far + 1, generator=generator).to(device).requires_grad_()
+    d_out = torch.randn(rows, tokens, heads * width, generator=generator).to(device, dtype)
+
+    def relative(table: torch.Tensor) -> kernel.Relative | None:
+        return kernel.Relative(table, seats.int(), seats.int(), None, None, 2 * tokens) if has_table else None
+
+    torch.manual_seed(1)
+    out = kernel.self_attention(projected, heads, relative(table), dropout, angles)
+    torch.manual_seed(1)
+    noise = kernel.draw_noise(tokens, torch.device(device))
+    kept = kernel.kept_by_dropout(noise, rows, heads, tokens, tokens, dropout) if dropout else None
+    wide = [tensor.detach().double().requires_grad_() for tensor in (projected, table)]
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in wide[0].chunk(3, -1))
+    q, k = (rotate(part, *(angle.double() for angle in angles)) for part in (q, k))
+    wanted = kernel.plain(q, k, v, relative(wide[1]), kept, dropout).transpose(1, 2).flatten(2)
+    count = 2 if has_table else 1
+    found = (out, *torch.autograd.grad(out, (projected, table)[:count], d_out))
+    right = (wanted, *torch.autograd.grad(wanted, wide[:count], d_out.double()))
     return [_error(a, b) for a, b in zip(found, right, strict=True)]
 
 
@@ -256,22 +297,75 @@ def spilt(device: str) -> list[float]:
     return changed
 
 
-def recomputed(device: str) -> list[float]:
-    """Numbers of a stack's gradients, with dropout, that change where blocks are computed again in the backward pass:
-    attention has to draw the same noise."""
+def laid_out(device: str) -> list[float]:
+    """Numbers of output and gradient that change where the same angles are one row's for all rows, or stand otherwise
+    in memory; a batch without rows has none."""
     from latemask.kernels import relative_attention as kernel
-    from latemask.model.attention import Geometry
+    from latemask.model.attention import rotation
+
+    generator = torch.Generator().manual_seed(0)
+    projected = torch.randn(3, 17, 3 * 32, generator=generator).to(device, BF16).requires_grad_()
+    angles = rotation(torch.randperm(30, generator=generator)[None, :17].to(device), 16, FP32)
+    lies = {"written out": lambda x: x.repeat(3, 1, 1, 1), "of one row": lambda x: x, "expanded": lambda x:
+            x.expand(3, -1, -1, -1), "transposed": lambda x: x.repeat(3, 1, 1, 1).mT.contiguous().mT}  # fmt: skip
+    found = []
+    for lie in lies.values():
+        out = kernel.self_attention(projected, 2, None, 0.0, tuple(map(lie, angles)))
+        found.append((out, *torch.autograd.grad(out.float().square().sum(), projected)))
+    nobody = projected.detach()[:0].requires_grad_()
+    out = kernel.self_attention(nobody, 2, None, 0.1, tuple(part[:0] for part in angles))
+    assert (out.shape, torch.autograd.grad(out.sum(), nobody)[0].shape) == ((0, 17, 32), nobody.shape)
+    return [float((a != b).sum()) for other in found[1:] for a, b in zip(found[0], other, strict=True)]
+
+
+def foretold(device: str) -> list[float]:
+    """What torch's own checks of an operator find wrong, and outputs unlike what a compiler is told of them, also where
+    one row lies as no row alone would."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from latemask.kernels import relative_attention as kernel
+    from latemask.model.attention import rotation
+
+    heads, tokens, wrong = 2, 17, []
+    for rows, dropout, has_table in ((2, 0.1, True), (1, 0.0, False)):
+        projected = torch.randn(rows, tokens + 1, 3 * heads * 16, device=device)[:, :tokens]
+        seats = torch.randperm(tokens, device=device).expand(rows, tokens)
+        table = torch.randn(heads, 7, device=device) if has_table else None
+        places = (seats.int().contiguous(),) * 2 if has_table else (None, None)
+        noise = kernel.draw_noise(tokens, projected.device) if dropout else None
+        inputs = (projected, heads, table, *places, None, None, tokens, noise, dropout, *rotation(seats, 16, FP32))
+        checked = torch.library.opcheck(kernel._self_attention, (projected.clone().requires_grad_(), *inputs[1:]),
+                                        raise_exception=False)  # fmt: skip
+        wrong += [float(result != "SUCCESS") for result in checked.values()]
+        outputs = kernel._self_attention(*inputs)
+        inputs = (torch.randn_like(outputs[0]), *inputs)
+        found = (*outputs, *kernel._self_attention_backward(*inputs, *outputs))
+        with FakeTensorMode() as mode:
+            told = [mode.from_tensor(part) if isinstance(part, torch.Tensor) else part for part in inputs]
+            outputs = kernel._self_attention(*told[1:])
+            told = (*outputs, *kernel._self_attention_backward(*told, *outputs))
+        for a, b in zip(found, told, strict=True):
+            wrong.append(float((a.shape, a.stride(), a.dtype) != (b.shape, b.stride(), b.dtype)))
+    return wrong
+
+
+def recomputed(device: str) -> list[float]:
+    """Numbers of a stack's gradients, with dropout and rotary positions, that change where blocks are computed again in
+    the backward pass: attention has to draw the same noise."""
+    from latemask.kernels import relative_attention as kernel
+    from latemask.model.attention import Geometry, rotation
     from latemask.model.stack import Stack
 
     torch.manual_seed(0)
     stack = Stack(2, 32, 2, 32, epsilon=1e-5, dropout=0.1).to(device, BF16)
     x = torch.randn(2, 33, 32).to(device, BF16).requires_grad_()
+    geometry = Geometry(rotation=rotation(torch.randperm(33, device=device).expand(2, 33), 16, BF16))
     found, calls = [], []
     self_attention = kernel.self_attention
     kernel.self_attention = lambda *parts: calls.append(stack.recomputes) or self_attention(*parts)
     for stack.recomputes in (False, True):
         torch.manual_seed(1)
-        out = stack(x, Geometry())
+        out = stack(x, geometry)
         found.append((out, *torch.autograd.grad(out.float().square().sum(), (x, *stack.parameters()))))
     kernel.self_attention = self_attention
     assert calls == [False] * 2 + [True] * 4
@@ -292,6 +386,11 @@ def attention_check(case: tuple, device: str) -> dict[str, tuple[float, list[flo
     return found
 
 
+def rotated_check(case: tuple, device: str) -> dict[str, tuple[float, list[float]]]:
+    name = " ".join(str(part).removeprefix("torch.") for part in case)
+    return {f"rotated {name}": (LIMIT[case[2]], rotated_errors(case, device))}
+
+
 def cross_entropy_check(dtype: torch.dtype, device: str) -> dict[str, tuple[float, list[float]]]:
     return {f"cross-entropy {str(dtype).removeprefix('torch.')}": (LIMIT[dtype], cross_entropy_errors(dtype, device))}
 
@@ -310,9 +409,11 @@ def run_checks(device: str, processes: int) -> list[str]:
     """Every check as a line of JSON as soon as it is found; one that breaks is a line too, and the others go on.
     Returns the names of those that are wrong."""
     jobs = [(attention_check, case) for case in sorted(ATTENTION, key=lambda case: -case[0] * case[1])]
+    jobs += [(rotated_check, case) for case in ROTATED]
     jobs += [(cross_entropy_check, dtype) for dtype in (BF16, FP32)]
     jobs += [(model_check, recipe) for recipe in ("mae_lm", "mlm")]
-    jobs += [(other_check, each) for each in (layers_errors, same_twice, in_pieces, spilt, recomputed)]
+    others = (layers_errors, same_twice, in_pieces, spilt, laid_out, foretold, recomputed)
+    jobs += [(other_check, each) for each in others]
     wrong = []
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         asked = {pool.submit(check, case, device): f"{check.__name__} {case}" for check, case in jobs}
@@ -337,7 +438,7 @@ def test_kernels_equal_their_plain_twins():
     done = subprocess.run([sys.executable, __file__, device, "2"], capture_output=True, text=True, timeout=280,
                           env={**os.environ, "TRITON_INTERPRET": interprets, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
-    assert done.stdout.count('{"case"') == len(ATTENTION) + sum(case[-1] for case in ATTENTION) + 9
+    assert done.stdout.count('{"case"') == len(ATTENTION) + sum(case[-1] for case in ATTENTION) + len(ROTATED) + 11
 
 
 @pytest.mark.parametrize("errors", [[math.nan, 0.0], [0.0, math.nan], [0.0, math.inf], [0.2, 0.0]])
@@ -348,11 +449,12 @@ def test_an_error_above_its_limit_or_no_number_is_wrong(errors):
 
 def test_checks_that_break_make_the_program_fail(monkeypatch, capsys):
     """On a device that is none every one of them does, and each is told."""
-    monkeypatch.setitem(globals(), "ATTENTION", ATTENTION[:1])
+    for cases in ("ATTENTION", "ROTATED"):
+        monkeypatch.setitem(globals(), cases, globals()[cases][:1])
     wrong = run_checks("no such device", 1)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["case"] for each in found] == wrong
-    assert len(wrong) == 1 + 2 + 2 + 5
+    assert len(wrong) == 1 + 1 + 2 + 2 + 7
     assert all(each["errors"] == [math.inf] and each["because"] for each in found)
 
 
@@ -376,6 +478,22 @@ def test_one_token_compiles_for_hopper(kernel, kind):
     made = triton.compile(source, target=instructions.HOPPER, options=options)
     assert f"{kernel}_kernel" in made.asm["ptx"]
     assert made.asm["cubin"]
+
+
+@pytest.mark.parametrize("tokens", [1, 512])
+@pytest.mark.parametrize("width", [16, 128])
+def test_the_turn_compiles_for_hopper(width, tokens):
+    triton = pytest.importorskip("triton")
+    from triton.compiler import ASTSource
+
+    from latemask.kernels.rotary_triton import turn_kernel
+
+    kinds = {"X": "*bf16", "COSINE": "*fp32", "SINE": "*fp32", "OUT": "*bf16"}
+    chosen = {"TOKENS": 16, "WIDTH": width, "direction": 1} | ({"tokens": 1} if tokens == 1 else {})
+    names = turn_kernel.arg_names
+    signature = {name: "constexpr" if name in chosen else kinds.get(name, "i32") for name in names}
+    source = ASTSource(turn_kernel, signature, {(names.index(name),): value for name, value in chosen.items()})
+    assert triton.compile(source, target=load("instructions").HOPPER).asm["cubin"]
 
 
 def test_the_kernel_serves_where_it_pays(monkeypatch):
@@ -418,7 +536,7 @@ def test_the_kernel_serves_where_it_pays(monkeypatch):
 
 def test_any_number_of_rows_fits_the_grid(monkeypatch):
     """Axes of a CUDA grid end at 65,535, but for the first."""
-    from latemask.kernels import relative_attention, relative_triton
+    from latemask.kernels import relative_attention, relative_triton, rotary_triton
 
     class Launches:
         def __getitem__(self, grid: tuple[int, ...]):
@@ -428,10 +546,12 @@ def test_any_number_of_rows_fits_the_grid(monkeypatch):
     grids: list[tuple[int, ...]] = []
     for name in ("forward_kernel", "queries_kernel", "keys_kernel"):
         monkeypatch.setattr(relative_triton, name, Launches())
+    monkeypatch.setattr(rotary_triton, "turn_kernel", Launches())
     rows, heads = 40_000, 2
     projected = torch.zeros(rows, 3, 3 * heads * 16, dtype=BF16, requires_grad=True)
-    relative_attention.self_attention(projected, heads, None, 0.1).sum().backward()
-    assert [math.prod(grid) for grid in grids] == [rows * heads] * 3
+    angles = torch.zeros(rows, 1, 3, 8)
+    relative_attention.self_attention(projected, heads, None, 0.1, (angles, angles)).sum().backward()
+    assert [math.prod(grid) for grid in grids] == [rows, *[rows * heads] * 3, rows]
     assert max(axis for grid in grids for axis in grid[1:]) <= 65_535
 
 

@@ -202,7 +202,8 @@ def memory(run: Run, micro_rows: int, *, bytes_per_number: int = 2, cards: int =
     """The estimate for ``micro_rows`` rows on one of ``cards``; ``bytes_per_number`` of activations: 2 under bf16
     autocast, 4 in fp32.
 
-    Each linear layer keeps its input, attention its queries, keys, values and output, GELU and LayerNorm their inputs.
+    Each linear layer keeps its input, attention its queries, keys, values and output, GELU and LayerNorm their inputs;
+    with rotary positions queries and keys are kept turned as well, beside the one projection of all three.
     In fp32 dropout keeps a byte mask, and at the head's peak three numbers stand for each logit: the log-probability,
     its gradient and the logit's. Under bf16 the kernels keep no mask and one number for each logit.
     Where the masking rate changes, the stage that needs most counts.
@@ -229,13 +230,15 @@ def _sharded_bytes(run: Run, micro_rows: int, size: int, copy: int, cards: int) 
 
 def _row_bytes(run: Run, size: int) -> int:
     shape, decoder = run.shape, run.decoder
-    row = sum(_block_bytes(("self",), shape.width, shape.feedforward, 0, size, shape.dropout > 0, tokens)
+    row = sum(_block_bytes(("self",), shape.width, shape.feedforward, 0, size, shape.dropout > 0,
+                           shape.positions == "rotary", tokens)
               for tokens in encoder_tokens(run, executed=True))  # fmt: skip
     width = shape.width
     if decoder is not None:
         width = decoder.width
         row += sum(_block_bytes(decoder.sublayers, width, decoder.feedforward, shape.width, size, decoder.dropout > 0,
-                                tokens) for tokens in decoder_tokens(run, executed=True))  # fmt: skip
+                                decoder.positions == "absolute+rotary", tokens)
+                   for tokens in decoder_tokens(run, executed=True))  # fmt: skip
     return row + run.predicted_tokens * (4 * size * width + (12 if size == 4 else size) * shape.padded_vocabulary)
 
 
@@ -246,6 +249,7 @@ def _block_bytes(
     memory_width: int,
     size: int,
     drops: bool,
+    rotates: bool,
     tokens: BlockTokens,
 ) -> int:
     queries, keys, memory = tokens
@@ -253,6 +257,8 @@ def _block_bytes(
     kept = queries * size * (width + 2 * inner) + after
     if "self" in sublayers:
         kept += size * width * (3 * keys + 2 * queries) + after
+        if rotates:
+            kept += size * width * (2 * keys if queries == keys else keys)
     if "cross" in sublayers:
         kept += size * (3 * queries * width + memory * (memory_width + 2 * width)) + after
     return kept

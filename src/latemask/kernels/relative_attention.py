@@ -82,7 +82,7 @@ def kept_by_dropout(
     begin = _mixed(noise[-1] ^ (pair * 0x85EBCA6B & _MASK))
     query = _mixed(begin ^ (torch.arange(queries, device=noise.device) * 0xC2B2AE35 & _MASK))
     x = (query[:, :, None] ^ noise[:keys]) * 0x9E3779B1 & _MASK
-    return (x >= _threshold(dropout)).view(rows, heads, queries, -1)
+    return (x >= _threshold(dropout)).view(rows, heads, queries, keys)
 
 
 _MASK = 0xFFFFFFFF
@@ -135,12 +135,12 @@ def self_attention(
     heads: int,
     relative: Relative | None = None,
     dropout: float = 0.0,
-    rotation: tuple[Float[Tensor, "B 1 n d/2"], Float[Tensor, "B 1 n d/2"]] | None = None,
+    rotation: tuple[Float[Tensor, "#B 1 n d/2"], Float[Tensor, "#B 1 n d/2"]] | None = None,
 ) -> Float[Tensor, "B n D"]:
     """``attention`` of tokens among themselves, projections in and heads joined out, without a copy on either side.
 
-    ``rotation``: cosine and sine of the angles (float32) by which the pairs (i, i + d/2) of queries and keys are turned
-    first (rotary positions, Su et al. 2021).
+    ``rotation``: cosine and sine of the angles, in float32 here, by which the pairs (i, i + d/2) of queries and keys
+    are turned first (rotary positions, Su et al. 2021).
     """
     noise = draw_noise(query_key_value.shape[1], query_key_value.device) if dropout else None
     cosine, sine = rotation or (None, None)
@@ -244,7 +244,7 @@ def _backward(
     blocks = _blocks("queries", q, table, dropout, keys)
     programs = padded(queries) // blocks["ROWS"]
     plane = heads * padded(queries) * padded(keys) if table is not None else 0
-    some = max(1, min(rows, SCRATCH_BYTES // (plane * q.element_size()))) if plane else rows
+    some = max(1, min(rows, SCRATCH_BYTES // (plane * q.element_size()) if plane else rows))
     d_scores = q.new_empty(some * plane)
     d_ends = lse.new_empty(rows, heads, programs, 2)
     d_near = lse.new_empty(rows, -(-queries // DIAGONAL_ROWS), heads, 2 * far + 1)
@@ -291,7 +291,7 @@ def _key_at(key_seats: Tensor, key_groups: Tensor | None, reach: int, far: int) 
 def _numbers(q: Tensor, dropout: float) -> tuple[Tensor, Tensor]:
     """Room for the normaliser and, with dropout, the hash of every query, [B, H, P] (``padded``)."""
     lse = q.new_empty(*q.shape[:2], padded(q.shape[2]), dtype=torch.float32)
-    return lse, torch.empty_like(lse if dropout else lse[:0, :0, :0], dtype=torch.int32)
+    return lse, lse.new_empty(lse.shape if dropout else (0, 0, 0), dtype=torch.int32)
 
 
 def _heads_inside(rows: int, tokens: int, heads: int, width: int, like: Tensor) -> Tensor:
@@ -369,7 +369,7 @@ def _self_attention_backward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     query_key_value, d_out = query_key_value.contiguous(), d_out.contiguous()
     q, k, v = _split(query_key_value, turned, heads)
-    d_all = torch.empty_like(query_key_value)
+    d_all = query_key_value.new_empty(query_key_value.shape)
     d_heads = d_out.unflatten(-1, (heads, -1)).transpose(1, 2)
     d_table = _backward(d_heads, q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise,
                         dropout, out, lse, hashes, *_split(d_all, d_all[..., :0], heads), d_all.shape[-1])  # fmt: skip
@@ -400,11 +400,11 @@ def _turn(x: Tensor, out: Tensor, heads: int, cosine: Tensor | None, sine: Tenso
 
     kernels: Any = rotary_triton
 
-    rows, tokens, width = x.shape
+    rows, tokens, width = x.shape[0], x.shape[1], x.shape[2] // 3 // heads
+    angles = [part.expand(rows, 1, tokens, width // 2).float().contiguous() for part in (cosine, sine)]
     kernels.turn_kernel[(rows, -(-tokens // TURNED_TOKENS))](
-        x, cosine.contiguous(), sine.contiguous(), out, *x.stride()[:2], *out.stride()[:2], tokens, 2 * heads,
-        direction, TOKENS=TURNED_TOKENS, WIDTH=width // 3 // heads,
-    )  # fmt: skip
+        x, *angles, out, *x.stride()[:2], *out.stride()[:2], tokens, 2 * heads, direction, TURNED_TOKENS, width
+    )
 
 
 TURNED_TOKENS = 16
