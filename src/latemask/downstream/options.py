@@ -23,7 +23,8 @@ class FinetuneOptions:
     data: str
     """Folder with GLUE's tasks, of one task, with SQuAD's files or your own; or hub:NAME for a hub data set."""
     out: str = ""
-    """Folder of results; by default runs/x/downstream for a run, runs/NAME/downstream for another model."""
+    """Folder of results; by default runs/x/downstream for a run and an export in it, runs/NAME/downstream for
+    another model."""
     grid: Literal["quick", "paper"] = "quick"
     """quick: one sane point a task. paper: all of MAE-LM Tables 5 (GLUE) and 6 (SQuAD)."""
     size: Literal["auto", "base", "large"] = "auto"

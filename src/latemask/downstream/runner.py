@@ -106,12 +106,12 @@ def _with_files(task: Task, options: FinetuneOptions) -> Task:
 
 
 def output_folder(out: str, model: str) -> Path:
-    """``out``, or ``downstream`` inside the run that ``model`` is, is a step of, or was fine-tuned from and lies in, or
-    ``runs/NAME/downstream``."""
+    """``out``, or ``downstream`` inside the run that ``model`` is, is a step of, or was exported or fine-tuned from and
+    lies in, or ``runs/NAME/downstream``."""
     if out:
         return Path(out)
     path = Path(model)
-    if (path / "run.json").is_file():
+    if (path / "run.json").is_file() or (path.is_dir() and any(path.resolve().parent.glob("step-*/run.json"))):
         return path.resolve().parent / "downstream"
     if path.is_dir() and any(path.glob("step-*")):
         return path / "downstream"
