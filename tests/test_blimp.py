@@ -15,7 +15,7 @@ from latemask.downstream.evaluation import evaluate
 from latemask.downstream.inputs import Inputs
 from latemask.downstream.likelihood import pseudo_log_likelihoods
 from latemask.downstream.masked_loss import held_out, masked_loss
-from latemask.downstream.options import EvaluateOptions, FinetuneOptions
+from latemask.downstream.options import OF_SUITES, EvaluateOptions, FinetuneOptions
 from latemask.downstream.runner import finetune
 from latemask.errors import Refusal
 from latemask.hf.loading import TransformersMaskedModel, load_masked_model
@@ -259,6 +259,26 @@ def test_counts_below_1_are_refused_before_anything_is_run(field):
     for count in (0, -1):
         with pytest.raises(Refusal, match=rf"--{field.replace('_', '-')}: found {count}; wanted at least 1"):
             evaluate(EvaluateOptions("no model", "blimp", "no data", **{field: count}))
+
+
+NOT_READ = [("masked-loss", {"first": 9}, "blimp"), ("masked-loss", {"whole_words": True}, "blimp"),
+            ("blimp", {"rows": 9}, "masked-loss"), ("finetuned", {"rate": 0.5}, "masked-loss"),
+            ("finetuned", {"task": "own"}, "similarity"), ("blimp", {"dev": "x"}, "similarity"),
+            ("similarity", {"label": "x"}, "own"), ("similarity", {"bad": "x"}, "blimp")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("suite", "given", "reader"), NOT_READ)
+def test_options_that_the_suite_does_not_read_are_refused_before_anything_is_run(suite, given, reader):
+    flag = f"--{next(iter(given)).replace('_', '-')}"
+    with pytest.raises(Refusal, match=rf"{flag}: found no --(suite|task) {reader}, .*or {flag} left out"):
+        evaluate(EvaluateOptions("no model", suite, "no data", **given))
+
+
+def test_an_option_of_a_suite_has_a_reader_and_every_other_is_read_by_all():
+    """A new option has to be put with those that read it."""
+    of_suites = {name for names in OF_SUITES.values() for name in names}
+    assert {field.name for field in dataclasses.fields(EvaluateOptions)} - of_suites == {
+        "model", "suite", "data", "out", "batch_tokens", "precision"}  # fmt: skip
 
 
 def test_an_out_that_lies_in_a_file_is_refused_before_anything_is_run(tmp_path):

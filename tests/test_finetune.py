@@ -392,6 +392,29 @@ def options_of(folder, out, **changes):
     return FinetuneOptions(**(values | changes))
 
 
+@pytest.mark.parametrize("given", [
+    {"kind": "similarity"}, {"texts": ("a", "b")}, {"label": "x"}, {"name": "x"}, {"metrics": ("f1",)},
+])  # fmt: skip
+def test_options_of_a_task_of_ones_own_are_refused_without_one(given):
+    with pytest.raises(Refusal, match=rf"--{next(iter(given))}: found no --task own"):
+        finetune(FinetuneOptions("no model", ("stsb",), "no data", **given))
+    with pytest.raises(Refusal, match="--task own: found no --train"):
+        finetune(FinetuneOptions("no model", ("stsb", "own"), "no data", **given))
+
+
+def test_results_of_an_export_in_a_run_s_folder_are_that_run_s(tmp_path, monkeypatch):
+    """Where ``latemask pretrain`` says to export to; ``runs/export`` would be the folder of every run's export."""
+    run = tmp_path / "runs" / "x"
+    for folder in (run / "step-0000003", run / "export", tmp_path / "out" / "export"):
+        folder.mkdir(parents=True)
+    (run / "step-0000003" / "run.json").write_text("{}")
+    assert output_folder("", str(run / "export")) == run / "downstream"
+    assert output_folder("", str(tmp_path / "out" / "export")).as_posix() == "runs/export/downstream"
+    monkeypatch.chdir(run)
+    assert output_folder("", "export") == run / "downstream"
+    assert output_folder("", "some/name-of-the-hub").as_posix() == "runs/name-of-the-hub/downstream"
+
+
 def test_the_folder_is_the_queue(folders, tmp_path, capsys):
     folder, step = folders
     [row] = finetune(options_of(folder, tmp_path, seeds=2))
@@ -560,7 +583,7 @@ def test_tasks_with_one_point_each_are_trained_together(folders, tmp_path, monke
         "data": str(tmp_path),
         "train": "",
         "dev": "",
-        "label": "",
+        "label": "label",
         "seeds": 1,
         "epochs": 1,
     }

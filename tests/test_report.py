@@ -554,6 +554,14 @@ def test_two_tasks_of_ones_own_are_two_rows(tmp_path):
     assert sorted(str(row[3]) for row in table.rows) == ["60.0", "70.0"]
 
 
+def test_results_on_files_of_one_folder_are_told_apart_by_the_files(tmp_path):
+    each = [similarity("x") | {"options": {"data": "tasks", "dev": dev}} for dev in ("alike.csv", "b/other.csv", "")]
+    saved = finetuned("x", 0.8) | {"options": {"data": "tasks", "dev": "later.csv"}}
+    folders = read_folders([put(tmp_path / "x", *each, saved)])
+    assert sorted(row[1] for row in similarity_table(folders).rows) == ["alike.csv", "other.csv", "tasks"]
+    assert {row[3] for row in finetuned_table(folders).rows} == {"later.csv"}
+
+
 def test_evaluations_on_a_part_of_the_data_are_marked(tmp_path):
     part = {"subset": {"pairs": "the first 2 of each file"}}
     folders = read_folders([put(tmp_path / "x", {**pairs("x", 0.6), **part}, {**similarity("x"), **part})])
@@ -571,6 +579,32 @@ def test_complete_data_go_before_a_subset_of_them(tmp_path):
         folder = put(tmp_path / str(results.index(ordered[0])), *ordered)
         row = row_of(glue_table(entries(read_folders([folder]))), "x")
         assert row["RTE"] == "60.0"
+
+
+def test_of_minimal_pairs_on_parts_of_one_set_the_largest_part_stands_for_the_model(tmp_path):
+    part = {"subset": {"pairs": "a part"}}
+    results = [pairs("x", score) | part | {"pairs": count} for score, count in ((0.5, 67), (0.6, 134), (0.7, 9))]
+    for number, ordered in enumerate(itertools.permutations(results)):
+        [entry] = entries(read_folders([put(tmp_path / str(number), *ordered)]))
+        assert (entry.shown, entry.data) == (60, "134 pairs")
+
+
+def test_every_version_of_a_task_s_data_is_a_row_and_the_first_is_what_other_tables_have(tmp_path):
+    few = [point("rte", score, seed, subset=True, fingerprint="few") for seed, score in enumerate((0.5, 0.52))]
+    more = point("rte", 0.7, fingerprint="more") | {"subset": {"train": "200 of 1,000"}}
+    whole = point("cola", 0.4)
+    every = entries(read_folders([put(tmp_path / "x", more, *few, whole)]))
+    assert row_of(glue_table(every), "x")["RTE †"].startswith("51.0")
+    table = tasks_table(every)
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    rte = [row for row in rows if row["task"] != "CoLA"]
+    assert [(row["median"], row["subset"]) for row in rte] == [
+        ("51.0", "† train 10 of 1,000"), ("70.0", "† train 200 of 1,000")]  # fmt: skip
+    assert len({row["task"] for row in rte}) == 2, "told apart by their data"
+    assert "several versions of its data" in table.note
+    alone = tasks_table(entries(read_folders([put(tmp_path / "y", more, whole)])))
+    assert [row[1] for row in alone.rows] == ["CoLA", "RTE"]
+    assert "several versions" not in alone.note
 
 
 def test_checkpoints_of_one_run_are_a_curve_beside_points_of_others(tmp_path):

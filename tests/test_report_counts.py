@@ -207,7 +207,7 @@ def test_ranks_of_a_run_beside_it_are_its_own_and_those_of_a_namesake_are_not(tm
 
 OTHERWISE: list[tuple[dict[str, Any], str]] = [
     ({"row_tokens": 512}, "rows of 512 tokens"),
-    ({"tokenizer": "xyz"}, "tokenizer xyz"),
+    ({"tokenizer": "xyz", "fingerprint": "9b3c"}, "tokenizer xyz"),
     ({"rows": 200}, "200 rows"),
     ({"rate": 0.5}, "50%"),
     ({"fingerprint": "9b3c"}, "text 9b3c"),
@@ -260,6 +260,23 @@ def test_texts_are_told_apart_by_what_was_scored_and_by_their_paths_where_a_resu
     assert ("Not measured alike" in note) != compare
     if "tokenizer" in change:
         assert "(tokenizer abc and tokenizer xyz)" in note, "that other ids were scored follows from it"
+
+
+def test_tokenizers_that_made_the_same_rows_are_one(tmp_path):
+    """An export declares its special tokens otherwise than its run: another fingerprint, the same ids."""
+    export = {"tokenizer": "xyz", "model": {"folder": "out/b"}}
+    put(write_journal(tmp_path / "a"), masked_loss("a", 2.0), masked_loss("a", 2.5, text="77aa"))
+    put(write_journal(tmp_path / "b"), masked_loss("b", 3.0, text="77aa") | export,
+        masked_loss("b", 3.5, text="cc") | export)  # fmt: skip
+    put(write_journal(tmp_path / "c"), masked_loss("c", 4.0, text="dd") | {"tokenizer": "other"})
+    folders = read_folders([tmp_path / name for name in "ab"])
+    table = masked_loss_table(folders)
+    assert {row[-1] for row in table.rows} == {"abc"}
+    assert "tokenizer abc" not in table.note, "what differs is the text"
+    found = material_of(tmp_path).measures
+    shared = {name for name in found["a"].keys() & found["b"].keys() if name.startswith("masked")}
+    assert shared == {"masked loss, , 15%, tokenizer abc, text 77aa"}
+    assert "tokenizer other" in masked_loss_table(read_folders([tmp_path / name for name in "abc"])).note
 
 
 def test_one_run_s_masked_losses_of_two_row_lengths_are_two_measures(tmp_path):

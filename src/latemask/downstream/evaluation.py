@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latemask import console
-from latemask.downstream.options import EvaluateOptions
+from latemask.downstream.options import EvaluateOptions, refuse_unread
 from latemask.downstream.runner import output_folder
 from latemask.downstream.tasks import GLUE, Task, own_task
 from latemask.errors import Refusal
@@ -67,6 +67,7 @@ def _check(options: EvaluateOptions) -> None:
         count = getattr(options, name)
         if count is not None and count < 1:
             raise Refusal(f"--{name.replace('_', '-')}", str(count), "at least 1")
+    refuse_unread(options)
     if options.out:
         check_file(Path(options.out))
 

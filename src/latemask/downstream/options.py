@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Literal
+
+from latemask.errors import Refusal
 
 Suite = Literal["blimp", "masked-loss", "similarity", "finetuned"]
 
@@ -23,7 +26,8 @@ class FinetuneOptions:
     data: str
     """Folder with GLUE's tasks, of one task, with SQuAD's files or your own; or hub:NAME for a hub data set."""
     out: str = ""
-    """Folder of results; by default runs/x/downstream for a run, runs/NAME/downstream for another model."""
+    """Folder of results; by default runs/x/downstream for a run and an export in it, runs/NAME/downstream for
+    another model."""
     grid: Literal["quick", "paper"] = "quick"
     """quick: one sane point a task. paper: all of MAE-LM Tables 5 (GLUE) and 6 (SQuAD)."""
     size: Literal["auto", "base", "large"] = "auto"
@@ -134,3 +138,32 @@ class EvaluateOptions:
     """Tokens in a batch; none: 4,096, on a GPU 16,384 or (blimp) up to 131,072 by its free memory."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
     """auto: bf16 on GPUs that have it (blimp and masked-loss: fp32 unless bf16 is asked for)."""
+
+
+OF_OWN = ("name", "kind", "texts", "label", "metrics")
+"""Options of ``latemask finetune`` that only a task of one's own reads."""
+OF_SUITES: dict[Suite, tuple[str, ...]] = {
+    "blimp": ("whole_words", "good", "bad", "first"),
+    "masked-loss": ("rate", "row_tokens", "rows"),
+    "similarity": ("task", "texts", "label", "dev"),
+    "finetuned": ("dev",),
+}
+"""Options of ``latemask evaluate`` that only some suites read."""
+
+
+def refuse_unread(options: FinetuneOptions | EvaluateOptions) -> None:
+    """Raise ``Refusal`` for an option that nothing reads of what was asked for: its result would look as if it had."""
+    if isinstance(options, FinetuneOptions):
+        return _refuse(options, () if "own" in options.task else OF_OWN, "--task own")
+    read = OF_SUITES[options.suite]
+    for suite, names in OF_SUITES.items():
+        _refuse(options, [name for name in names if name not in read], f"--suite {suite}")
+    return _refuse(options, () if options.task == "own" else ("texts", "label"), "--task own")
+
+
+def _refuse(options: FinetuneOptions | EvaluateOptions, names: Sequence[str], reader: str) -> None:
+    usual = {field.name: field.default for field in fields(options)}
+    for name in names:
+        if getattr(options, name) != usual[name]:
+            flag = f"--{name.replace('_', '-')}"
+            raise Refusal(flag, f"no {reader}, and nothing else reads it", f"{reader}, or {flag} left out")

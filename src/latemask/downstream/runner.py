@@ -17,7 +17,7 @@ from latemask.downstream.claims import ANEW, being_done, is_done, read_results
 from latemask.downstream.glue import HUB, HUB_SPLITS
 from latemask.downstream.grid import NEEDED, said, summarize
 from latemask.downstream.metrics import METRICS
-from latemask.downstream.options import FinetuneOptions
+from latemask.downstream.options import FinetuneOptions, refuse_unread
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
 from latemask.errors import Refusal
 from latemask.workers import deaf_to_interrupts, end, end_with_parent, exit_when_told
@@ -46,6 +46,7 @@ def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
         if getattr(options, name) < 1:
             raise Refusal(f"--{name}", str(getattr(options, name)), "at least 1")
     tasks_of(options)
+    refuse_unread(options)
     out = output_folder(options.out, options.model)
     names = _work(options, out, 0) if options.parallel == 1 else _work_in_processes(options, out)
     unfinished = {name: being_done(out, name) for name in names if not is_done(out, name)}
@@ -106,12 +107,12 @@ def _with_files(task: Task, options: FinetuneOptions) -> Task:
 
 
 def output_folder(out: str, model: str) -> Path:
-    """``out``, or ``downstream`` inside the run that ``model`` is, is a step of, or was fine-tuned from and lies in, or
-    ``runs/NAME/downstream``."""
+    """``out``, or ``downstream`` inside the run that ``model`` is, is a step of, or was exported or fine-tuned from and
+    lies in, or ``runs/NAME/downstream``."""
     if out:
         return Path(out)
     path = Path(model)
-    if (path / "run.json").is_file():
+    if (path / "run.json").is_file() or (path.is_dir() and any(path.resolve().parent.glob("step-*/run.json"))):
         return path.resolve().parent / "downstream"
     if path.is_dir() and any(path.glob("step-*")):
         return path / "downstream"

@@ -121,5 +121,6 @@ def other_cards(runs: Sequence[RunFolder]) -> list[str]:
 
 
 def data_of(evaluation: Mapping[str, Any]) -> str:
-    """The name of the data that were evaluated on."""
-    return Path(str(evaluation.get("options", {}).get("data", ""))).name
+    """The name of the data that were evaluated on: of the file, where one of the folder's was asked for."""
+    options = evaluation.get("options", {})
+    return Path(str(options.get("dev") or options.get("data", ""))).name

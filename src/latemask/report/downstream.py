@@ -6,6 +6,7 @@ A score is a median over seeds at the best setting of the grid. † marks data t
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -46,6 +47,8 @@ class Entry:
     """Of ``downstream.grid.summarize``; None for an evaluation without fine-tuning."""
     data: str
     """What tells the data from others: their fingerprints, or how many pairs."""
+    others: tuple[Entry, ...] = ()
+    """The same model and task on other versions of the data, which stand in the table task by task alone."""
 
     @cached_property
     def is_own(self) -> bool:
@@ -84,8 +87,9 @@ class Entry:
 
 def entries(folders: Sequence[RunFolder]) -> list[Entry]:
     """Every model and task: fine-tuned (where a task's data come in several versions: the most complete, then the one
-    with the most runs), and minimal pairs."""
+    with the most runs; the rest are its ``others``), and minimal pairs (of the most pairs)."""
     found: dict[tuple[str, str, str], Entry] = {}
+    versions: dict[tuple[str, str, str], list[Entry]] = {}
     for folder in folders:
         for one in summarize(folder.of("finetune")):
             scale = 1 if one["task"] == SQUAD.name else 100
@@ -96,17 +100,24 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
             known = one["task"] in (*GLUE, SQUAD.name)
             dev = "" if known else str(sorted(part for split, part in one["data"].items() if split != "train"))
             key = (folder.name, one["model"]["weights"], one["task"] + dev)
-            if key not in found or _completeness(entry) > _completeness(found[key]):
+            versions.setdefault(key, []).append(entry)
+        for one in sorted((one for one in folder.of("evaluation") if one["suite"] == "blimp"), key=_pairs):
+            title = ", ".join(word for word in ("Minimal pairs", data_of(one), how(one)) if word)
+            entry = Entry(folder, one["model"], title, title, "accuracy", 100 * one["score"],
+                          one.get("subset", {}), None, f"{one['pairs']:,} pairs")  # fmt: skip
+            key = (folder.name, _identity(one["model"]), title)
+            if key not in found or _completeness(entry) >= _completeness(found[key]):
                 found[key] = entry
-        for one in folder.of("evaluation"):
-            if one["suite"] == "blimp":
-                title = ", ".join(word for word in ("Minimal pairs", data_of(one), how(one)) if word)
-                entry = Entry(folder, one["model"], title, title, "accuracy", 100 * one["score"],
-                              one.get("subset", {}), None, f"{one['pairs']:,} pairs")  # fmt: skip
-                key = (folder.name, _identity(one["model"]), title)
-                if key not in found or _completeness(entry) >= _completeness(found[key]):
-                    found[key] = entry
-    return list(found.values())
+    return [*map(_most_complete, versions.values()), *found.values()]
+
+
+def _pairs(evaluation: Mapping[str, Any]) -> int:
+    return int(evaluation["pairs"])
+
+
+def _most_complete(versions: Sequence[Entry]) -> Entry:
+    first, *others = sorted(versions, key=_completeness, reverse=True)
+    return dataclasses.replace(first, others=tuple(others))
 
 
 def averages(found: Sequence[Entry]) -> list[Entry]:
@@ -287,12 +298,15 @@ def tasks_table(every: Sequence[Entry]) -> Table | None:
     columns = ("model", "task", "metric", "median", "lowest", "highest", "seeds", "majority class", "degenerate",
                "best setting", "settings tried", "fine-tunings", "subset")  # fmt: skip
     rows: list[tuple[Value, ...]] = []
-    for name, found in _models([entry for entry in every if entry.is_finetuned]).items():
+    tried = [version for entry in every if entry.is_finetuned for version in (entry, *entry.others)]
+    several = {id(version) for entry in tried if entry.others for version in (entry, *entry.others)}
+    for name, found in _models(tried).items():
         for entry, one in ((entry, entry.summary) for entry in found if entry.summary):
+            title = f"{entry.title}, {entry.data}" if id(entry) in several else entry.title
             subset = ", ".join(f"{split} {of}" for split, of in entry.subset.items())
             scale, first = 1 if entry.task == SQUAD.name else 100, next(iter(one["scores"]))
             rows.append((
-                name, entry.title, entry.metric, *(f"{scale * value:.1f}" for value in (
+                name, title, entry.metric, *(f"{scale * value:.1f}" for value in (
                     one["median"], one["spread"]["min"], one["spread"]["max"])),
                 " ".join(f"{scale * score:.1f}" for score in one["seeds"].values()),
                 f"{scale * one['majority'][first][entry.metric]:.1f}",
@@ -301,4 +315,7 @@ def tasks_table(every: Sequence[Entry]) -> Table | None:
                 f"{SUBSET} {subset}" if subset else None,
             ))  # fmt: skip
     note = "The best setting is chosen on the development set that is reported, as in the paper."
+    if several:
+        note += (" Of a task that was tried on several versions of its data the first row, of the most complete one or "
+                 "else of the most fine-tunings, is what stands elsewhere on this page.")  # fmt: skip
     return Table("Fine-tuning, task by task", columns, tuple(rows), note) if rows else None

@@ -170,7 +170,7 @@ def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
     ends = [path.stem if path.is_file() else path.name if is_one_folder else _of_sweep(path) for path in paths]
     names = [readable(end if ends.count(end) == 1 else _near(path)) for path, end in zip(paths, ends, strict=True)]
     found = [_read(path, name) for path, name in zip(paths, names, strict=True)]
-    folders = once([folder for folder in found if folder.has_something or folder.left_out])
+    folders = _as_one_tokenizer(once([folder for folder in found if folder.has_something or folder.left_out]))
     left_out = left_out_of(found)
     nothing = [_nothing(folder.path) for folder in found if not (folder.has_something or folder.left_out)]
     if not any(folder.has_something for folder in folders):
@@ -218,6 +218,32 @@ def _as_one(group: Sequence[RunFolder]) -> RunFolder:
         results += [result for result in copy.results if result not in results]
     left_out = tuple(problem for folder in group for problem in folder.left_out)
     return dataclasses.replace(first, results=results, left_out=left_out, copies=tuple(copy.name for copy in copies))
+
+
+def _as_one_tokenizer(folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """Tokenizers that made the same rows of a text are one, whatever their fingerprints (an export declares its special
+    tokens otherwise than its run does): in the results each is called by the name of the first."""
+    first: dict[str, str] = {}
+    same: dict[str, str] = {}
+
+    def name(tokenizer: str) -> str:
+        while tokenizer in same:
+            tokenizer = same[tokenizer]
+        return tokenizer
+
+    for result in (result for folder in folders for result in folder.results if _has_scored(result)):
+        one, other = name(first.setdefault(result["fingerprint"], result["tokenizer"])), name(result["tokenizer"])
+        same |= {other: one} if other != one else {}
+
+    def called(result: dict[str, Any]) -> dict[str, Any]:
+        return result | {"tokenizer": name(result["tokenizer"])} if _has_scored(result) else result
+
+    return [dataclasses.replace(folder, results=list(map(called, folder.results))) for folder in folders]
+
+
+def _has_scored(result: dict[str, Any]) -> bool:
+    """Whether it says which rows were scored, and by whose ids."""
+    return bool(result.get("suite") == "masked-loss" and result.get("tokenizer") and result.get("fingerprint"))
 
 
 def left_out_of(folders: Sequence[RunFolder]) -> list[Refusal]:

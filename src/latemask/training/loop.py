@@ -29,7 +29,7 @@ from latemask.errors import Refusal
 from latemask.feed.masking import DROPOUT, noise
 from latemask.feed.prefetch import Prefetch
 from latemask.model.pretrainer import Pretrainer
-from latemask.text.store import open_store
+from latemask.text.store import SUMMARY, open_store
 from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
 from latemask.training.compiler import begun_meanwhile
@@ -126,7 +126,7 @@ def _resumed(
 ) -> Outcome:
     step = Path(world.decide_text(str(_newest(out)) if world.leads else ""))
     before, state = checkpoint.read_run(step), checkpoint.read_state(step)
-    store = open_store(Path(data if data is not None else state.data))
+    store = open_store(_place_of(data, state, step))
     state = dataclasses.replace(state, data=str(store.folder.resolve()))
     if store.fingerprint != state.data_fingerprint:
         raise Refusal(store.folder, "other tokens or another tokenizer", f"the data that {step} was trained on")
@@ -143,6 +143,14 @@ def _resumed(
     micro_rows = state.micro_rows if state.processes == world.size and has_the_same_room(before, now) else None
     parts = assemble(now, store, model, checkpoint.read_optimizer(step), micro_rows, world)
     return _train(parts, state, out, world, is_resumed=True, trackers=trackers)
+
+
+def _place_of(data: Path | str | None, state: State, step: Path) -> Path:
+    """Where the text of a run that goes on is: where ``data`` says, else where it was when the run began."""
+    if data is None and not (Path(state.data) / SUMMARY).is_file():
+        raise Refusal(state.data, f"no {SUMMARY}", f"the data that {step} was trained on",
+                      "Where they lie elsewhere now: --data FOLDER")  # fmt: skip
+    return Path(state.data if data is None else data)
 
 
 def _newest(out: Path) -> Path:
