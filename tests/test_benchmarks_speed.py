@@ -147,10 +147,21 @@ def test_a_start_that_trains_nothing_is_refused_with_its_log(code: str, says: st
 
 def test_starts_are_judged_by_their_median(tmp_path: Path) -> None:
     starts = {"cold": [{"seconds": 60.5}], "warm": [{"seconds": 30.0}, {"seconds": 19.0}, {"seconds": 10.0}]}
-    found = start.judged(starts)
+    found = start.judged(starts, "mlm_base", "NVIDIA H100 80GB HBM3")
     assert (found["cold"]["is_met"], found["warm"]["is_met"]) == (False, True)
     assert found["warm"]["median_seconds"] == 19.0
-    assert "warm" not in start.judged({"cold": [{"seconds": 1.0}], "warm": []})
+    assert "warm" not in start.judged({"cold": [{"seconds": 1.0}], "warm": []}, "mlm_base", "NVIDIA H200")
+    assert start.judged(starts, "mlm_large", "NVIDIA H200") == start.judged(starts, "mlm_base", "cpu") == {}
+
+
+def test_each_floor_of_a_start_holds_the_one_before(monkeypatch) -> None:
+    ran: list[str] = []
+    monkeypatch.setattr(start.subprocess, "run", lambda command, **_: ran.append(command[-1]))
+    assert list(start.floors(on_gpu=False)) == ["importing", "importing_with_compiler"]
+    assert len(start.floors(on_gpu=True)) == 3
+    assert ran[:2] == ran[2:4]
+    assert ran[4].startswith(ran[3])
+    assert ran[3].startswith(ran[2])
 
 
 # processes
