@@ -167,6 +167,8 @@ def test_positional_fields_and_switches():
     (["finetune", "A", "B", "--task", "rte", "--data", "d"], "one MODEL and flags", "latemask report A B"),
     (["cost", "mlm_tiny", "B"], "one RECIPE and flags", "latemask recipes"),
     (["pretrain", "mlm_tiny", "B"], "one RECIPE and flags", "latemask recipes"),
+    (["sweep", "mlm_tiny", "--data", "D", "--out", "O", "--vary", "training.seed=1,2", "B"],
+     "one RECIPE, a --vary for each field, and flags", "--vary A=1,2 --vary B=3,4"),
     (["fill", "a", "B", "--model", "x"], "one TEXT and flags", "in quotes"),
     (["report", "A", "--out", "x", "B"], "all RUNS in one place, and flags", ""),
     (["tokenizer", "a", "--out", "x", "B"], "all FILES in one place, and flags", ""),

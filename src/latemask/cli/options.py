@@ -26,6 +26,7 @@ PARTS = ("shape", "decoder", "masking", "training")
 FROM_DATA: tuple[str, ...] = ("specials", "vocabulary")
 """Fields that the data's tokenizer sets."""
 SEVERAL = {
+    "--vary": "Each field that varies has a --vary of its own: --vary A=1,2 --vary B=3,4",
     "one MODEL": "One command for each model; `latemask report A B` puts several runs side by side",
     "one RECIPE": "One command for each recipe; `latemask recipes` puts all of them side by side",
     "one TEXT": "A text of several words stands in quotes",
@@ -81,14 +82,16 @@ def parse_run(
     return _read_from(options, kind), replace(run, changes)
 
 
-def parse_recipe(kind: type[T], arguments: Sequence[str], *, command: str, wanted: str) -> tuple[T, Run]:
+def parse_recipe(
+    kind: type[T], arguments: Sequence[str], *, command: str, wanted: str, takes: str = "one RECIPE and flags"
+) -> tuple[T, Run]:
     """``kind`` and a run from ``RECIPE [FLAGS...]``, as in ``parse_run``. Raises ``Refusal`` for a recipe that does not
     exist, and, saying what is ``wanted``, for none."""
     if not arguments or arguments[0].startswith("-"):
         parse(kind, arguments, prog=f"latemask {command} RECIPE")
         raise Refusal(command, "no recipe", wanted, "`latemask recipes` lists the recipes")
     name, *rest = arguments
-    return parse_run(kind, recipe(name), rest, prog=f"latemask {command} {name}", takes="one RECIPE and flags")
+    return parse_run(kind, recipe(name), rest, prog=f"latemask {command} {name}", takes=takes)
 
 
 def _without_rules(kind: type[Any], marks: dict[str, tuple[Any, ...]]) -> type[Any]:

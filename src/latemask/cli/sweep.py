@@ -66,7 +66,8 @@ def run_sweep(arguments: Sequence[str]) -> int:
     """What ``latemask sweep`` does; the exit status as of ``latemask pretrain``."""
     exit_on_sigterm()
     wanted = "RECIPE --vary FIELD=VALUES --data DATA --out FOLDER"
-    options, run = parse_recipe(SweepOptions, arguments, command="sweep", wanted=wanted)
+    options, run = parse_recipe(SweepOptions, arguments, command="sweep", wanted=wanted,
+                                takes="one RECIPE, a --vary for each field, and flags")  # fmt: skip
     return sweep(run, options.vary, options.data, options.out)
 
 
