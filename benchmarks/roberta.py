@@ -40,9 +40,10 @@ from latemask.text.store import open_store
 from latemask.training import checkpoint, journal
 from latemask.training.checkpoint import State
 from latemask.training.distributed import World, pick_device
+from latemask.training.loop import Reason
 from latemask.training.optimizer import make_optimizer, optimizer_tensors, update
 from latemask.training.parts import autocast, device_name
-from latemask.training.plateau import is_no_better
+from latemask.training.plateau import Plateau, is_no_better
 from latemask.training.schedules import learning_rate, share_of_updates
 from latemask.training.validation import Validation
 from latemask.training.watch import Stopwatch
@@ -71,7 +72,7 @@ def read(arguments: Sequence[str]) -> tuple[Options, config.Run]:
 
 
 def main() -> None:
-    """Train, and write journal and checkpoints."""
+    """Train, and write journal and checkpoints; the exit status is 1 where it stopped on the plateau."""
     options, run = read(sys.argv[1:])
     store = open_store(options.data)
     run = store.fitted(run)
@@ -80,7 +81,8 @@ def main() -> None:
             raise Refusal(options.out, "something already there", "a new folder, or with --overwrite a run's")
         checkpoint.clear(options.out)
     options.out.mkdir(parents=True, exist_ok=True)
-    Trainer(run, options, store).train()
+    if Trainer(run, options, store).train() == "plateau":
+        sys.exit(1)
 
 
 class Trainer:
@@ -106,14 +108,16 @@ class Trainer:
         self.micro_rows = settings.micro_rows or min(settings.batch_rows, 128 if self.is_cuda else 8)
         self.validation = Validation(run, store) if settings.validate_every else None
         self.validation_loss: float | None = None
+        self.plateau = None if self.validation is None else Plateau(run, self.validation.unigram_loss)
         self.state = State(data=str(store.folder.resolve()), data_fingerprint=store.fingerprint)
 
-    def train(self) -> None:
-        """All updates, or as many as fit the seconds."""
+    def train(self) -> Reason:
+        """All updates, or as many as fit the seconds; why it ended."""
         run, settings, watch = self.run, self.run.training, Stopwatch()
         plain, _ = flops_per_token(run)
         card, batch_tokens = card_of_device(device_name(self.world.device)), settings.batch_rows * run.shape.row_tokens
         losses, logged_step, logged_at = torch.zeros((), device=self.world.device), 0, 0.0
+        reason: Reason = "seconds" if settings.max_seconds else "steps"
         prefetch = Prefetch(self.batches, 0, settings.batch_rows, self.micro_rows, self.world.device)
         with prefetch, closing(journal.Journal(self.options.out / "journal.jsonl")) as book:
             versions = {"torch": torch.__version__, "transformers": transformers.__version__}
@@ -149,14 +153,20 @@ class Trainer:
                 with watch.paused():
                     if settings.validate_every and step % settings.validate_every == 0:
                         self._validate(book, watch.seconds)
+                        if self._stands_still(book, watch.seconds):
+                            reason = "plateau"
                     if settings.save_every and step % settings.save_every == 0:
                         self._save(book, watch.seconds)
+                if reason == "plateau":
+                    break
             with watch.paused():
-                self._validate(book, watch.seconds)
+                if reason != "plateau":
+                    self._validate(book, watch.seconds)
                 self._save(book, watch.seconds)
-            book.add("end", step=self.state.updates, reason="seconds" if settings.max_seconds else "steps",
-                     seconds=watch.seconds, tokens=self.state.updates * batch_tokens,
+            book.add("end", step=self.state.updates, reason=reason, seconds=watch.seconds,
+                     tokens=self.state.updates * batch_tokens,
                      word_frequencies_only=is_no_better(self.validation_loss, self._unigram_loss))  # fmt: skip
+        return reason
 
     @property
     def _unigram_loss(self) -> float | None:
@@ -196,6 +206,14 @@ class Trainer:
             self.validation_loss = loss.overall
             book.add("validation", step=self.state.updates, loss=loss.overall, by_source=loss.by_source,
                      rate=self.validation.rate, rows=len(self.validation), seconds=seconds)  # fmt: skip
+
+    def _stands_still(self, book: journal.Journal, seconds: float) -> bool:
+        """Whether the run is to end here, for it is no better than word frequencies: told as in a run of ours."""
+        step, loss = self.state.updates, self.validation_loss
+        if self.plateau is None or not self.plateau.hear(step, loss, seconds):
+            return False
+        book.add("plateau", step=step, loss=loss, unigram_loss=self.plateau.unigram_loss, seconds=seconds)
+        return self.run.training.stops_on_plateau
 
     def _save(self, book: journal.Journal, seconds: float) -> None:
         if (self.options.out / checkpoint.step_name(self.state.updates)).exists():

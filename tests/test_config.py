@@ -273,7 +273,7 @@ def remove(part: dict, name: str) -> None:
     del part[name]
 
 
-NEWER = (("training", "graphs"), ("decoder", "centred"))
+NEWER = (("training", "graphs"), ("training", "stops_on_plateau"), ("decoder", "centred"))
 """Fields that older files lack."""
 
 

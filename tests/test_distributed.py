@@ -33,6 +33,7 @@ from training_support import (
     wait_until,
     with_training,
     without_dropout,
+    write_store,
 )
 
 LAST = "step-0000006"
@@ -204,6 +205,14 @@ def test_the_clock_of_rank_0_decides(data: Path, tmp_path: Path) -> None:
     assert len({outcome.step for outcome in outcomes}) == 1
     assert {outcome.reason for outcome in outcomes} == {"seconds"}
     assert (checkpoint.step_number(outcomes[0].step) or 0) > 1
+
+
+def test_all_stop_where_rank_0_sees_the_plateau(tmp_path: Path) -> None:
+    data = write_store(tmp_path / "data", draw=lambda numbers, count: 9 + numbers.geometric(0.9, count))
+    run = steady(steps=8, validate_every=2, learning_rate=1e-9, stops_on_plateau=True)
+    outcomes = on_ranks(2, partial(pretrain, run, data, tmp_path / "run"))
+    assert {(outcome.reason, outcome.step.name) for outcome in outcomes} == {("plateau", "step-0000004")}
+    assert lines_of(tmp_path / "run", "end")[0]["reason"] == "plateau"
 
 
 def test_a_skip_on_one_process_is_a_skip_on_all(data: Path, tmp_path: Path) -> None:

@@ -46,3 +46,20 @@ def test_roberta_learns_and_its_checkpoint_is_a_run_of_ours(tmp_path):
         picked = logits.gather(1, masked[..., None].expand(-1, -1, store.vocabulary))
         wanted = F.cross_entropy(picked.flatten(0, 1), batch.targets.flatten(), reduction="none")
     torch.testing.assert_close(found.flatten(), wanted, rtol=0, atol=2e-5)
+
+
+def test_roberta_stops_on_the_plateau_where_it_is_to(tmp_path):
+    """As a run of ours does: told at the second validation after the warm-up, saved, and known by its exit status."""
+    store = open_store(write_store(tmp_path / "data", draw=lambda numbers, count: 9 + numbers.geometric(0.9, count)))
+    changes = {"shape.positions": "absolute", "training.steps": 8, "training.validate_every": 2,
+               "training.learning_rate": 1e-9}  # fmt: skip
+    run = store.fitted(replace(tiny_run("mlm"), changes))
+    for stops, reason, step in ((False, "steps", 8), (True, "plateau", 4)):
+        out = tmp_path / reason
+        out.mkdir()
+        settings = replace(run, {"training.stops_on_plateau": stops})
+        assert roberta.Trainer(settings, roberta.Options(store.folder, out), store).train() == reason
+        lines = journal.read(out / "journal.jsonl")
+        assert [line["step"] for line in lines if line["kind"] == "plateau"] == [4]
+        assert (lines[-1]["kind"], lines[-1]["reason"], lines[-1]["step"]) == ("end", reason, step)
+        assert checkpoint.newest(out).name == checkpoint.step_name(step)

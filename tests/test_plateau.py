@@ -15,13 +15,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as some
 
-from latemask.cli.pretrain import read
-from latemask.config import Run
+from latemask.cli.pretrain import read, run_pretrain
+from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import SIZES, SYSTEMS, recipe
 from latemask.text.store import open_store
-from latemask.training import checkpoint, validation
+from latemask.training import checkpoint, loop, validation
 from latemask.training.distributed import World
 from latemask.training.loop import pretrain
 from latemask.training.plateau import MARGIN_NATS, Plateau, is_no_better
@@ -210,6 +210,33 @@ def test_a_resume_neither_repeats_nor_loses_it(
     assert lines_of(tmp_path / "run", *kinds) == lines_of(tmp_path / "whole", *kinds)
     [resume] = lines_of(tmp_path / "run", "resume")
     assert resume["unigram_loss"] == lines_of(tmp_path / "whole", "start")[0]["unigram_loss"]
+
+
+def test_a_run_that_is_to_stop_there_does_and_goes_on_when_it_is_resumed(skewed: Path, tmp_path: Path) -> None:
+    run, whole, out = tiny_run(steps=8, validate_every=2, learning_rate=1e-9), tmp_path / "whole", tmp_path / "run"
+    last = pretrain(run, skewed, whole).step
+    stopped = pretrain(replace(run, {"training.stops_on_plateau": True}), skewed, out)
+    assert (stopped.reason, stopped.step.name) == ("plateau", checkpoint.step_name(4))
+    [end] = lines_of(out, "end")
+    assert (end["reason"], end["step"], end["word_frequencies_only"]) == ("plateau", 4, True)
+    went_on = pretrain(None, None, out, resume="always")
+    assert (went_on.reason, went_on.step.name) == ("steps", last.name)
+    kinds = ("validation", "plateau")
+    assert lines_of(out, *kinds) == lines_of(whole, *kinds)
+    found, wanted = (checkpoint.read_pretrainer(step).state_dict() for step in (went_on.step, last))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(("reason", "status", "says"), [
+    ("plateau", 1, "stops-on-plateau says. Go on all the same with: latemask pretrain --resume "),
+    ("signal", loop.PREEMPTED, "Go on with: latemask pretrain --resume "),
+    ("steps", 0, "Next: latemask export "),
+])  # fmt: skip
+def test_the_exit_status_says_why_a_run_ended(reason, status, says, tmp_path, monkeypatch, capsys) -> None:
+    outcome = loop.Outcome(tmp_path / "run" / "step-4", reason, 7.0)
+    monkeypatch.setattr(loop, "pretrain", lambda *_, **__: outcome)
+    assert run_pretrain(["mlm_tiny", "--data", str(tmp_path), "--out", str(tmp_path / "run")]) == status
+    assert says in "".join(capsys.readouterr()).replace("\n", " ")
 
 
 def test_a_finished_run_says_it_again_and_without_validation_nothing_is_said(

@@ -112,7 +112,7 @@ class Training(Typed):
     """The optimizer, the schedule and the loop (MAE-LM Table 4 where the paper says)."""
 
     _part = "training."
-    _newer = frozenset({"graphs"})
+    _newer = frozenset({"graphs", "stops_on_plateau"})
 
     steps: int = 125_000
     """Updates of the weights."""
@@ -142,6 +142,8 @@ class Training(Typed):
     """Largest gradient norm; None: no clipping."""
     max_skips: int = 20
     """This many non-finite updates in a row stop the run."""
+    stops_on_plateau: bool = False
+    """Whether a run ends where it is told to be no better than word frequencies: for trials of settings."""
     recompute: bool = False
     """Whether blocks are computed again in the backward pass: a third more FLOPs, far less memory, the same bits."""
     precision: Literal["auto", "bf16", "fp8", "fp32"] = "auto"

@@ -37,7 +37,8 @@ class PretrainOptions:
 
 
 def run_pretrain(arguments: Sequence[str]) -> int:
-    """Pretrain; the exit status: 0, or ``latemask.training.loop.PREEMPTED`` after SIGTERM (saved, to be resumed)."""
+    """Pretrain; the exit status: 0, ``latemask.training.loop.PREEMPTED`` after SIGTERM (saved, to be resumed), 1 where
+    it stopped on the plateau of word frequencies."""
     exit_on_sigterm()
     options, run = read(arguments)
     from latemask.training import loop
@@ -52,6 +53,11 @@ def run_pretrain(arguments: Sequence[str]) -> int:
         if leads:
             console.say(f"Saved {outcome.step}. Go on with: latemask pretrain --resume {out}")
         return loop.PREEMPTED
+    if outcome.reason == "plateau":
+        if leads:
+            console.say(f"Stopped at {outcome.step}, as --training.stops-on-plateau says. Go on all the same with: "
+                        f"latemask pretrain --resume {out}")  # fmt: skip
+        return 1
     if leads:
         console.say(f"Encoder in {outcome.step}. Next: latemask export {out} --out {out}/export")
     return 0

@@ -50,7 +50,7 @@ PREEMPTED = 75
 
 A_RUN = "a run already"
 
-Reason = Literal["steps", "seconds", "signal"]
+Reason = Literal["steps", "seconds", "signal", "plateau"]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Outcome:
     step: Path
     """The last step folder."""
     reason: Reason
-    """Why it stopped; "signal" after SIGTERM or Ctrl-C."""
+    """Why it stopped; "signal" after SIGTERM or Ctrl-C, "plateau" by ``training.stops_on_plateau``."""
     validation_loss: float | None
     """Nats per masked token at the last validation; None where there was none of trained weights."""
     was_signalled: bool = False
@@ -187,6 +187,7 @@ def _train(
     reason: Reason = "steps"
     logged_step, logged_at, validated_step = state.updates, watch.seconds, state.updates
     rate, norm = 0.0, torch.zeros(())
+    stands_still = False
 
     with ExitStack() as stack:
         stack.callback(dismantle, parts.trained)
@@ -267,7 +268,7 @@ def _train(
             return bool(world.decide(float(bool(signalled)))[0])
 
         def validate(is_saved: bool) -> None:
-            nonlocal state, validation_loss, validated_step
+            nonlocal state, validation_loss, validated_step, stands_still
             validated_step = state.updates
             loss = None
             if parts.validation is not None:
@@ -285,6 +286,7 @@ def _train(
             if plateau is not None and plateau.hear(state.updates, loss.overall, watch.seconds):
                 note("plateau", loss=loss.overall, unigram_loss=plateau.unigram_loss, seconds=watch.seconds)
                 warn(f"{run.recipe}: {plateau.advice(state.updates)}")
+                stands_still = settings.stops_on_plateau
 
         def settle() -> bool:
             """Count the update in flight as made or skipped; True where it was made."""
@@ -334,10 +336,10 @@ def _train(
         display.begin(state.updates, logged_at)
         while state.updates < parts.total_steps:
             clock_share = watch.seconds / settings.max_seconds if settings.max_seconds else 0.0
-            stop, clock_share = world.decide(float(bool(signalled)), clock_share)
-            if stop or clock_share >= 1:
+            stop, stands, clock_share = world.decide(float(bool(signalled)), float(stands_still), clock_share)
+            if stop or stands or clock_share >= 1:
                 settle()
-                reason = "signal" if stop else "seconds"
+                reason = "signal" if stop else "plateau" if stands else "seconds"
                 break
             loss = _accumulate(parts, prefetch.take(state.batch_index), state.batch_index, world, stops)
             settle()

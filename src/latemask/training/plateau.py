@@ -2,7 +2,7 @@
 
 A post-norm stack whose learning rate rises too fast for its depth collapses within some hundred updates: every hidden
 vector points the same way, and all that is still learned is how often each token occurs. Nothing else in a run's output
-says so. It is advice: nothing stops.
+says so. It is advice: nothing stops, unless ``training.stops_on_plateau`` says so.
 """
 
 from __future__ import annotations
