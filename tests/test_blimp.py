@@ -274,6 +274,11 @@ def test_options_that_the_suite_does_not_read_are_refused_before_anything_is_run
         evaluate(EvaluateOptions("no model", suite, "no data", **given))
 
 
+def test_an_option_that_several_suites_read_names_them_all():
+    with pytest.raises(Refusal, match="found no --suite similarity, nor --suite finetuned, and nothing else reads it"):
+        evaluate(EvaluateOptions("no model", "blimp", "no data", dev="x"))
+
+
 def test_an_option_of_a_suite_has_a_reader_and_every_other_is_read_by_all():
     """A new option has to be put with those that read it."""
     of_suites = {name for names in OF_SUITES.values() for name in names}

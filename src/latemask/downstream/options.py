@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Literal
 
@@ -153,17 +152,21 @@ OF_SUITES: dict[Suite, tuple[str, ...]] = {
 
 def refuse_unread(options: FinetuneOptions | EvaluateOptions) -> None:
     """Raise ``Refusal`` for an option that nothing reads of what was asked for: its result would look as if it had."""
-    if isinstance(options, FinetuneOptions):
-        return _refuse(options, () if "own" in options.task else OF_OWN, "--task own")
-    read = OF_SUITES[options.suite]
-    for suite, names in OF_SUITES.items():
-        _refuse(options, [name for name in names if name not in read], f"--suite {suite}")
-    return _refuse(options, () if options.task == "own" else ("texts", "label"), "--task own")
-
-
-def _refuse(options: FinetuneOptions | EvaluateOptions, names: Sequence[str], reader: str) -> None:
     usual = {field.name: field.default for field in fields(options)}
-    for name in names:
+    for name, readers in _unread(options).items():
         if getattr(options, name) != usual[name]:
             flag = f"--{name.replace('_', '-')}"
-            raise Refusal(flag, f"no {reader}, and nothing else reads it", f"{reader}, or {flag} left out")
+            raise Refusal(flag, f"no {', nor '.join(readers)}, and nothing else reads it",
+                          f"{' or '.join(readers)}, or {flag} left out")  # fmt: skip
+
+
+def _unread(options: FinetuneOptions | EvaluateOptions) -> dict[str, tuple[str, ...]]:
+    """The options that nothing reads of what was asked for, and what would."""
+    if isinstance(options, FinetuneOptions):
+        return {} if "own" in options.task else dict.fromkeys(OF_OWN, ("--task own",))
+    readers: dict[str, tuple[str, ...]] = {}
+    for suite, names in OF_SUITES.items():
+        for name in names:
+            readers[name] = (*readers.get(name, ()), f"--suite {suite}")
+    of_suites = {name: suites for name, suites in readers.items() if name not in OF_SUITES[options.suite]}
+    return ({} if options.task == "own" else dict.fromkeys(("texts", "label"), ("--task own",))) | of_suites
