@@ -466,8 +466,9 @@ class Runner:
         """Whether it is done; at once where it was before."""
         path = self.out / "logs" / f"{job.name.replace('/', '-')}.log"
         with open(path, "ab") as log:
-            if not self._is_alone(job, log) or self._is_done(job):
-                return self._is_done(job)
+            is_alone, is_done = self._is_alone(job, log), self._is_done(job)
+            if is_done or not is_alone:
+                return is_done
             started = time.monotonic()
             print(f"card {card}: {job.name}", flush=True)
             status = self._status(job, card, log)

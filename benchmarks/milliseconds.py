@@ -21,6 +21,7 @@ from typing import Any, Literal
 import torch
 from asked import asked, counts, read
 from refusals import program
+from tiles import milliseconds
 from torch.profiler import ProfilerActivity, profile
 
 from latemask import console
@@ -48,7 +49,6 @@ NAMED = 4
 """Kernels that are named of each class."""
 SIDE = 8_192
 """Of the product whose rate is the floor's."""
-PRODUCTS = 20
 
 
 @dataclass(frozen=True)
@@ -110,15 +110,7 @@ def profiled(stepper: Stepper, steps: int) -> list[tuple[str, float, int]]:
 def product_rate(device: torch.device) -> float:
     """FLOPs a second of a product of ``SIDE`` cubed in bf16."""
     a, b = (torch.randn(SIDE, SIDE, device=device, dtype=torch.bfloat16) for _ in range(2))
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for _ in range(3):
-        a @ b
-    begin.record()
-    for _ in range(PRODUCTS):
-        a @ b
-    end.record()
-    torch.cuda.synchronize(device)
-    return PRODUCTS * 2 * SIDE**3 / (begin.elapsed_time(end) / 1e3)
+    return 2 * SIDE**3 / (milliseconds(lambda: a @ b) / 1e3)
 
 
 def measure(options: Options) -> dict[str, Any]:

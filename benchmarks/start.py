@@ -130,16 +130,18 @@ def judged(starts: Mapping[str, Sequence[Mapping[str, Any]]], recipe: str, card:
 
 def floors(on_gpu: bool) -> dict[str, float]:
     """Seconds of fresh processes that do more and more of what every start has to."""
-    imports = "import latemask.training.loop"
-    code = {"importing": imports, "importing_with_compiler": (compiler := f"{imports}; import {COMPILER}")}
+    loop, compiler = "import latemask.training.loop", f"; import {COMPILER}"
+    code = {"importing": loop, "importing_with_compiler": loop + compiler}
     if on_gpu:
-        code["importing_and_waking_the_gpu"] = f"{compiler}; import torch; torch.zeros(1, device='cuda')"
-    found = {}
-    for what, code_of_it in code.items():
-        begun = time.perf_counter()
-        subprocess.run([sys.executable, "-c", code_of_it], check=True)
-        found[what] = time.perf_counter() - begun
-    return found
+        code["importing_and_waking_the_gpu"] = f"{loop}{compiler}; import torch; torch.zeros(1, device='cuda')"
+    return {what: seconds_of(one) for what, one in code.items()}
+
+
+def seconds_of(code: str) -> float:
+    """Of a fresh process that runs it."""
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - begun
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -166,8 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                              "card": first["card"], "versions": first["versions"]})  # fmt: skip
     shutil.rmtree(options.runs / "caches")
     columns = ("start", "seconds", "goal", *(name.replace("_", " ") for name in starts["cold"][0]["parts"]))
-    title = f"{options.recipe} on {first['card']}: seconds to the first trained step"
-    console.table(title, columns,
+    console.table(f"{options.recipe} on {first['card']}: seconds to the first trained step", columns,
                   [(kind, start["seconds"], goals[kind]["goal_seconds"] if kind in goals else None,
                     *start["parts"].values())
                    for kind, found in starts.items() for start in found])  # fmt: skip
