@@ -42,12 +42,18 @@ class Options:
     """Of the models."""
     only: tuple[str, ...] = ("mlm", "mlm, rotary", "mlm, dropout", "mlm, dropout, rotary", "mae_lm, dropout")
     """Entries of `latemask bench`."""
+    ways: tuple[Way, ...] = ("ours", "torch", "shipped")
+    """Attentions, torch's among them: with dropout or rotary positions ours is what ships."""
     rows: int | None = None
     """A step; none given: as `latemask bench` has them."""
     rounds: int = 6
     """Turns of each model."""
     steps: int = 8
     """A turn, after one that does not count."""
+
+    def __post_init__(self) -> None:
+        if "torch" not in self.ways:
+            raise Refusal("--ways", " ".join(self.ways) or "none", "torch among them: the others stand over it")
 
 
 def is_ours(projected: Any, head_width: int, dropout: float, *, rotates: bool = False) -> bool:
@@ -66,13 +72,13 @@ def chosen(way: Way) -> Iterator[None]:
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """All entries in all ways. Raises ``Refusal`` without a GPU: the kernel runs on no other device."""
+    """All entries in the ways. Raises ``Refusal`` without a GPU: the kernel runs on no other device."""
     device = pick_device()
     if device.type != "cuda":
         raise Refusal("benchmarks/attention.py", f"a {device.type}", "a GPU (CUDA)")
     bench = BenchOptions(size=options.size, only=options.only, against="none", rows=options.rows,
                          rounds=options.rounds, steps=options.steps)  # fmt: skip
-    entries = [(entry, way) for entry in entries_of(options.size, bench, compiles=True) for way in CHOICES]
+    entries = [(entry, way) for entry in entries_of(options.size, bench, compiles=True) for way in options.ways]
     steppers = []
     for entry, way in entries:
         console.say(f"building {entry.name}, {way}")
