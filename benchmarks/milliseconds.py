@@ -3,25 +3,27 @@
     python benchmarks/milliseconds.py --only "mlm" "mlm, dropout" mae_lm --out results/milliseconds.json
 
 Entries are those of `latemask bench`, built and freed one after the other. Steps are timed first; then some are run
-under torch's profiler, and each kernel is put into a class by its name. ``idle`` is what of a timed step no kernel
-fills. The floor of matrix products and attention is the count of executed FLOPs at the rate of one large product,
-measured in the same run. The kernels that take the most time stand beside their class, so that a wrong one can be
-seen.
+under torch's profiler, and each kernel is put into a class by its name. ``idle`` is when no kernel runs,
+from the first to the last of the profiled steps, whose kernels may take another time than the timed ones. The floor of
+matrix products and attention is the count of executed FLOPs at the rate of one large product, measured in the same run.
+The kernels that take the most time stand beside their class, so that a wrong one can be seen.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from asked import asked, counts, read
 from refusals import program
 from tiles import milliseconds
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from latemask import console
@@ -38,7 +40,7 @@ CLASSES = {
     "optimizer and clipping": r"multi_tensor|adam|lpnorm|_foreach",
     "matrix products": r"gemm|nvjet|cutlass|xmma|splitk|cublas",
     "LayerNorm, residual, dropout": r"layer_norm",
-    "GELU": r"gelu|erf",
+    "GELU": r"gelu|erf|exp2",
     "embeddings and gathers": r"embedding|index|gather|scatter",
     "bias gradients and sums": r"_sum|reduce",
     "copies, casts, fills": r"copy|cat|fill|memcpy|memset|cast|clone|_to_|elementwise",
@@ -77,34 +79,49 @@ def class_of(kernel: str) -> str:
     return next((name for name, pattern in CLASSES.items() if re.search(pattern, kernel, re.IGNORECASE)), OTHER)
 
 
-def by_class(kernels: Iterable[tuple[str, float, int]], steps: int) -> dict[str, dict[str, Any]]:
-    """Milliseconds and launches a step of each class, the longest first, from (name, milliseconds, launches) of
-    ``steps`` steps; with the kernels of it that take the most."""
-    members: dict[str, list[tuple[str, float, int]]] = defaultdict(list)
-    for kernel in kernels:
-        members[class_of(kernel[0])].append(kernel)
-    found = {
-        name: {
-            "milliseconds": sum(milliseconds for _, milliseconds, _ in some) / steps,
-            "launches": sum(launches for *_, launches in some) / steps,
-            "longest": [
-                {"kernel": kernel[:120], "milliseconds": milliseconds / steps, "launches": launches / steps}
-                for kernel, milliseconds, launches in sorted(some, key=lambda kernel: -kernel[1])[:NAMED]
-            ],
-        }
-        for name, some in members.items()
-    }
+class Launch(NamedTuple):
+    """A kernel that ran, and when, in milliseconds."""
+
+    kernel: str
+    start: float
+    end: float
+
+
+def by_class(launches: Iterable[Launch], steps: int) -> dict[str, dict[str, Any]]:
+    """Milliseconds and launches a step of each class, the longest first, from the launches of ``steps`` steps; with
+    the kernels of it that take the most."""
+    times: dict[str, list[float]] = defaultdict(list)
+    for kernel, start, end in launches:
+        times[kernel].append(end - start)
+    members: dict[str, list[str]] = defaultdict(list)
+    for kernel in sorted(times, key=lambda kernel: -sum(times[kernel])):
+        members[class_of(kernel)].append(kernel)
+
+    def told(kernels: list[str]) -> dict[str, float]:
+        return {"milliseconds": sum(sum(times[kernel]) for kernel in kernels) / steps,
+                "launches": sum(len(times[kernel]) for kernel in kernels) / steps}  # fmt: skip
+
+    found = {name: {**told(kernels), "longest": [{"kernel": kernel[:120], **told([kernel])}
+                                                 for kernel in kernels[:NAMED]]}
+             for name, kernels in members.items()}  # fmt: skip
     return dict(sorted(found.items(), key=lambda item: -item[1]["milliseconds"]))
 
 
-def profiled(stepper: Stepper, steps: int) -> list[tuple[str, float, int]]:
-    """Name, milliseconds in all and launches of every kernel of ``steps`` steps."""
+def idle(launches: Iterable[Launch]) -> float:
+    """Milliseconds in which none of them runs, from the first start to the last end."""
+    in_order = sorted(launches, key=lambda launch: launch.start)
+    ends = itertools.accumulate((launch.end for launch in in_order), max)
+    return sum(max(0.0, launch.start - end) for launch, end in zip(in_order[1:], ends, strict=False))
+
+
+def profiled(stepper: Stepper, steps: int) -> list[Launch]:
+    """Every kernel of ``steps`` steps."""
     with profile(activities=[ProfilerActivity.CUDA]) as found:
         for _ in range(steps):
             stepper.step()
         torch.cuda.synchronize(stepper.device)
-    return [(kernel.key, kernel.self_device_time_total / 1e3, kernel.count)
-            for kernel in found.key_averages() if kernel.self_device_time_total > 0]  # fmt: skip
+    return [Launch(event.name, event.time_range.start / 1e3, event.time_range.end / 1e3)
+            for event in found.events() if event.device_type == DeviceType.CUDA]  # fmt: skip
 
 
 def product_rate(device: torch.device) -> float:
@@ -131,13 +148,13 @@ def measure(options: Options) -> dict[str, Any]:
             continue
         stepper.time(options.steps)
         timed = stepper.result(card.peak if card else None)
-        classes = by_class(profiled(stepper, options.profiled), options.profiled)
-        kernels = sum(each["milliseconds"] for each in classes.values())
+        launches = profiled(stepper, options.profiled)
+        classes = by_class(launches, options.profiled)
         tokens = entry.rows * entry.run.shape.row_tokens
         floor = timed.executed_flops and 1e3 * tokens * timed.executed_flops / rate
         found["entries"].append({
-            "name": entry.name, "rows": entry.rows, "milliseconds": timed.milliseconds, "kernel_milliseconds": kernels,
-            "idle_milliseconds": timed.milliseconds - kernels, "arithmetic_floor_milliseconds": floor,
+            "name": entry.name, "rows": entry.rows, "milliseconds": timed.milliseconds,
+            "idle_milliseconds": idle(launches) / options.profiled, "arithmetic_floor_milliseconds": floor,
             "plain_mfu": timed.plain_mfu, "classes": classes,
         })  # fmt: skip
         write_json(options.out, found)

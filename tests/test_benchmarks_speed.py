@@ -638,6 +638,7 @@ def test_updates_of_a_cpu_are_timed_without_graphs(has_data: bool, tmp_path: Pat
     ("cross_entropy_gradient_kernel", "cross-entropy"),
     ("triton_per_fused_add_native_layer_norm_native_layer_norm_backward_sum_4", "LayerNorm, residual, dropout"),
     ("triton_poi_fused_gelu_gelu_backward_2", "GELU"),
+    ("triton_poi_fused__to_copy_abs_add_clamp_exp2_mul_sub_2", "GELU"),
     ("triton_red_fused_sum_7", "bias gradients and sums"),
     ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer and clipping"),
     ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "copies, casts, fills"),
@@ -663,12 +664,22 @@ def test_our_kernels_names_are_those_that_are_told_apart() -> None:
 
 
 def test_classes_add_up_to_all_kernels_the_longest_first() -> None:
+    milliseconds = load("milliseconds")
     kernels = [("nvjet_a", 8.0, 4), ("nvjet_b", 4.0, 8), ("turn_kernel", 2.0, 2), ("sdpa", 20.0, 2), ("x", 1.0, 2)]
-    found = load("milliseconds").by_class(kernels, 2)
+    launches = [milliseconds.Launch(name, 100.0, 100.0 + total / count)
+                for name, total, count in kernels for _ in range(count)]  # fmt: skip
+    found = milliseconds.by_class(launches, 2)
     assert list(found) == ["attention", "matrix products", "other"]
-    assert sum(each["milliseconds"] for each in found.values()) == 35.0 / 2
+    assert sum(each["milliseconds"] for each in found.values()) == pytest.approx(35.0 / 2)
     assert sum(each["launches"] for each in found.values()) == 18 / 2
     assert [each["kernel"] for each in found["matrix products"]["longest"]] == ["nvjet_a", "nvjet_b"]
+
+
+def test_idle_is_when_no_kernel_runs() -> None:
+    milliseconds = load("milliseconds")
+    times = [(5.0, 6.0), (0.0, 3.0), (1.0, 2.0), (2.5, 4.0), (6.0, 7.0), (9.0, 9.5)]  # two gaps: 4 to 5, and 7 to 9
+    assert milliseconds.idle([milliseconds.Launch("x", *each) for each in times]) == 3.0
+    assert milliseconds.idle([]) == 0
 
 
 def test_milliseconds_need_a_gpu(tmp_path, monkeypatch) -> None:
@@ -680,7 +691,8 @@ def test_milliseconds_need_a_gpu(tmp_path, monkeypatch) -> None:
 
 def test_the_table_of_milliseconds_has_every_class_and_what_is_left() -> None:
     milliseconds = load("milliseconds")
-    entries = [{"name": name, "classes": milliseconds.by_class([(kernel, 4.0, 1)], 1), "milliseconds": 5.0,
+    entries = [{"name": name, "milliseconds": 5.0,
+                "classes": milliseconds.by_class([milliseconds.Launch(kernel, 0.0, 4.0)], 1),
                 "idle_milliseconds": 1.0, "arithmetic_floor_milliseconds": 2.0}
                for name, kernel in (("mlm", "nvjet"), ("mae_lm", "turn_kernel"))]  # fmt: skip
     head, rows = milliseconds.rows_of_table(entries)

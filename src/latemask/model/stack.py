@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from latemask.config import Sublayer
 from latemask.kernels.dropout import Dropout
+from latemask.kernels.gelu import GELU
 from latemask.model.attention import CrossAttention, Geometry, SelfAttention
 
 
@@ -80,7 +81,7 @@ class FeedForward(nn.Sequential):
     """Linear, exact GELU, Linear."""
 
     def __init__(self, width: int, inner: int):
-        super().__init__(nn.Linear(width, inner), nn.GELU(), nn.Linear(inner, width))
+        super().__init__(nn.Linear(width, inner), GELU(), nn.Linear(inner, width))
 
 
 class Block(nn.Module):

@@ -1,0 +1,82 @@
+"""GELU by the normal distribution's tail (latemask.kernels.gelu) beside torch's, both compiled, on a GPU.
+
+    python benchmarks/gelu.py --out results/gelu.json
+
+The feed-forward network of one layer of base, 128 rows with 15 % masked: forward, and backward with what forward keeps.
+Beside each time stands the rate of the bytes that a pass cannot do without, its inputs and outputs in bf16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from asked import asked, counts, read
+from refusals import program
+from tiles import milliseconds
+from torch import Tensor
+
+from latemask import console
+from latemask.bench import machine_of
+from latemask.errors import Refusal
+from latemask.kernels.gelu import gelu
+from latemask.training.distributed import pick_device
+from latemask.writing import write_json
+
+WAYS: dict[str, Callable[[Tensor], Tensor]] = {"torch": F.gelu, "ours": gelu}
+TENSORS = {"forward": 2, "backward": 3}
+"""That a pass reads or writes at the least."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time both."""
+
+    out: Path = Path("results/gelu.json")
+    """The JSON."""
+    tokens: int = 128 * 435
+    """Of a batch."""
+    inner: int = 3072
+    """Numbers a token."""
+
+    def __post_init__(self) -> None:
+        counts(self, "tokens", "inner")
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """Both ways, both passes. Raises ``Refusal`` without a GPU."""
+    device = pick_device()
+    if device.type != "cuda":
+        raise Refusal("benchmarks/gelu.py", f"a {device.type}", "a GPU (CUDA)")
+    x = torch.randn(options.tokens, options.inner, device=device, dtype=torch.bfloat16, requires_grad=True)
+    gradient = torch.randn_like(x)
+    found = []
+    for way, function in WAYS.items():
+        compiled = torch.compile(function)
+        out = compiled(x)
+
+        def backward(out: Tensor = out) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(out, x, gradient, retain_graph=True)
+
+        for part, run in (("forward", lambda compiled=compiled: compiled(x)), ("backward", backward)):
+            took = milliseconds(run)
+            rate = TENSORS[part] * x.numel() * x.element_size() / took * 1e3
+            found.append({"way": way, "pass": part, "milliseconds": took, "bytes_per_second": rate})
+    return {"kind": "benchmark", "what": "GELU", "timed": found, "settings": asked(options), **machine_of(device)}
+
+
+def main() -> None:
+    options = read(Options)
+    found = measure(options)
+    write_json(options.out, found)
+    console.table(f"GELU, {found['card']}", ("way", "pass", "ms", "TB/s"),
+                  [(one["way"], one["pass"], one["milliseconds"], one["bytes_per_second"] / 1e12)
+                   for one in found["timed"]])  # fmt: skip
+
+
+if __name__ == "__main__":
+    program(main)

@@ -1,0 +1,88 @@
+"""GELU by the logarithm of the normal distribution's tail, against the error function."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from scipy.special import log_ndtr, ndtr
+from torch import Tensor
+
+from latemask.kernels import gelu as kernel
+from latemask.kernels.gelu import FAR, GELU, LOG_TAIL, gelu, polynomial, tailed_gelu
+from latemask.model import heads
+from samples import batch_of, losses_and_gradients, pretrainer_of, small
+
+EVERYWHERE = torch.cat([torch.linspace(-12, 12, 240_001), torch.linspace(-1, 1, 100_001)])
+
+
+def with_gradient(function, x: Tensor) -> tuple[Tensor, Tensor]:
+    leaf = x.clone().requires_grad_()
+    out = function(leaf)
+    out.backward(torch.ones_like(out))
+    assert leaf.grad is not None
+    return out.detach(), leaf.grad
+
+
+def test_values_and_gradients_are_those_of_the_normal_distribution():
+    out, gradient = (found.double().numpy() for found in with_gradient(tailed_gelu, EVERYWHERE))
+    x = EVERYWHERE.double().numpy()
+    density = np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+    assert np.abs(out - x * ndtr(x)).max() < 7e-7
+    assert np.abs(gradient - (ndtr(x) + x * density)).max() < 3e-6
+    counts = np.abs(x * ndtr(x)) > 1e-6  # also far out on the left, where it is next to nothing
+    np.testing.assert_allclose(out[counts], (x * ndtr(x))[counts], rtol=1e-5)
+
+
+def test_the_polynomial_is_the_logarithm_of_the_tail():
+    a = np.linspace(0, FAR, 10_001)
+    found = polynomial(LOG_TAIL, torch.from_numpy(a)).numpy()
+    np.testing.assert_allclose(found, log_ndtr(-a) / np.log(2), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_in_half_precision_it_rounds_as_the_error_function_does(kind):
+    """As often as torch's to the number that is nearest to the true one, else to the next."""
+    x = EVERYWHERE.to(kind).unique()
+    true = [value.to(kind) for value in with_gradient(F.gelu, x.double())]
+    for ours, torchs, nearest in zip(with_gradient(tailed_gelu, x), with_gradient(F.gelu, x), true, strict=True):
+        assert ours.dtype == kind
+        torch.testing.assert_close(ours, nearest, rtol=torch.finfo(kind).eps, atol=1e-5)
+        shares = [(found == nearest).double().mean().item() for found in (ours, torchs)]
+        assert shares[0] > shares[1] - 0.01
+
+
+def test_what_is_far_out_stays_there():
+    x = torch.tensor([-torch.inf, -3e38, -100.0, 100.0, 3e38, torch.inf, torch.nan])
+    out, gradient = with_gradient(tailed_gelu, x)
+    torch.testing.assert_close(out, torch.tensor([0, 0, 0, 100, 3e38, torch.inf, torch.nan]), equal_nan=True)
+    torch.testing.assert_close(gradient, torch.tensor([0, 0, 0, 1, 1, 1, torch.nan]), equal_nan=True, rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_compiled_it_is_the_same(kind):
+    x = torch.randn(1_000).to(kind)
+    torch._dynamo.reset()
+    compiled = torch.compile(tailed_gelu, backend="aot_eager", fullgraph=True)
+    for found, wanted in zip(with_gradient(compiled, x), with_gradient(tailed_gelu, x), strict=True):
+        assert torch.equal(found, wanted)
+
+
+def test_off_a_gpu_it_is_torchs():
+    x = torch.randn(1_000)
+    torch._dynamo.reset()
+    for function in (gelu, GELU(), torch.compile(gelu, backend="aot_eager")):
+        assert torch.equal(function(x), F.gelu(x))
+
+
+def test_a_model_with_it_has_the_losses_and_gradients_of_the_plain_one(monkeypatch):
+    run = small("mae_lm", dropout=0.0)
+    losses, gradients = losses_and_gradients(pretrainer_of(run), batch_of(run))
+    monkeypatch.setattr(kernel, "gelu", tailed_gelu)
+    monkeypatch.setattr(heads, "gelu", tailed_gelu)
+    found, theirs = losses_and_gradients(pretrainer_of(run), batch_of(run))
+    assert not torch.equal(found, losses)
+    torch.testing.assert_close(found, losses, rtol=1e-6, atol=1e-6)
+    for name, gradient in gradients.items():
+        assert (theirs[name] - gradient).norm() <= 1e-5 * gradient.norm(), name
