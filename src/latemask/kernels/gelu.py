@@ -28,8 +28,10 @@ SLOPE = (1.0, *(log(2) * power * coefficient for power, coefficient in enumerate
 
 
 def gelu(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """GELU, not its tanh approximation; compiled for a GPU computed in float32, elsewhere torch's own."""
-    return tailed_gelu(x) if x.is_cuda and torch.compiler.is_compiling() else F.gelu(x)
+    """GELU, not its tanh approximation: torch's own, but by the tail where it is compiled for a GPU and not in double
+    precision."""
+    compiles_for_gpu = x.is_cuda and torch.compiler.is_compiling()
+    return tailed_gelu(x) if compiles_for_gpu and x.dtype != torch.float64 else F.gelu(x)
 
 
 class GELU(nn.Module):
@@ -55,7 +57,7 @@ def _near_and_tail(x: Float[Tensor, "*n"]) -> tuple[Float[Tensor, "*n"], Float[T
 
 
 def tailed_gelu(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """``gelu`` by the tail, on any device."""
+    """``gelu`` by the tail, on any device, in float32."""
     return _Gelu.apply(x)  # type: ignore[return-value]
 
 
