@@ -1,4 +1,4 @@
-"""Exact GELU in half the instructions, where it is compiled for a GPU: there erf takes longer than the bytes do.
+"""Exact GELU in fewer instructions, where it is compiled for a GPU: there erf takes longer than the bytes do.
 
     gelu(x) = x P(X < x) = max(x, 0) - a Q(a),  a = |x|,  Q(a) = P(X > a) = 2 ^ polynomial(a),  X standard normal
 
