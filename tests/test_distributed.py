@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -404,6 +405,29 @@ def test_torchrun(ends: str, data: Path, alone: Path, tmp_path: Path) -> None:
         assert "another process gone or stalled" in told
     else:
         assert lines_of(out, "end")[-1]["reason"] == "signal"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_torchrun_on_several_hosts(data: Path, alone: Path, tmp_path: Path) -> None:
+    """As README has it, two processes on each of two hosts, which share a disk: here both are this machine. The run of
+    one process goes on there, and ends as it would have ended alone."""
+    out = tmp_path / "run"
+    stopping(steady(), data, out, 2)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d",
+               f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "latemask", "pretrain", f"--resume={out}"]  # fmt: skip
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    hosts = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    try:
+        told = [host.communicate(timeout=240)[1] for host in hosts]
+    finally:
+        for host in hosts:
+            host.kill()
+    assert [host.returncode for host in hosts] == [0, 0], told
+    assert lines_of(out, "resume")[-1]["world"] == 4
+    assert_same_losses(out, alone)
 
 
 def test_an_environment_without_peers_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
