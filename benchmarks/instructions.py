@@ -119,7 +119,8 @@ def compiled(kernel: str, kind: str, drops: bool, width: int) -> dict[str, Any]:
     """One kernel with the tile that is chosen for ``kind``: bare, drops or table."""
     rows, columns, warps, stages = relative_attention.TILES[kernel][kind]
     source = source_of(kernel, drops, kind == "table", rows, columns, width)
-    made = triton.compile(source, target=HOPPER, options={"num_warps": warps, "num_stages": stages})
+    options = {"num_warps": warps, "num_stages": stages, "enable_fp_fusion": True}
+    made = triton.compile(source, target=HOPPER, options=options)
     said, code = assembled(made.asm["ptx"])
     registers, spilled = re.search(r"Used (\d+) registers", said), re.search(r"(\d+) bytes spill stores", said)
     assert registers is not None

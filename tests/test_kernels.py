@@ -469,7 +469,7 @@ def test_one_token_compiles_for_hopper(kernel, kind):
 
     q, table = torch.empty(1, 2, 1, 64, dtype=BF16), torch.empty(2, 11) if kind == "table" else None
     blocks = relative_attention._blocks(kernel, q, table, 0.1 * (kind == "drops"), 1)
-    options = {"num_warps": blocks["num_warps"], "num_stages": blocks["num_stages"]}
+    options = {name: blocks[name] for name in ("num_warps", "num_stages", "enable_fp_fusion")}
     source = instructions.source_of(kernel, kind != "bare", kind == "table", blocks["ROWS"], blocks["COLUMNS"], 64)
     names = source.fn.arg_names
     source.constants[(names.index("TILES"),)] = blocks["TILES"]
@@ -566,6 +566,10 @@ def test_attention_drops_the_share_it_is_told():
                      (centred[:, 1:], centred[:, :-1]), (centred[1:], centred[:-1])):  # fmt: skip
             correlation = (a * b).mean() / (share * (1 - share))
             assert abs(correlation) < 6 / (a.numel() ** 0.5)
+        for rows in (centred, centred.mT):  # any two queries, any two keys: as far from alike as chance has it
+            alike = rows @ rows.mT / (256**0.5 * share * (1 - share))
+            others = alike.flatten(0, 1)[:, ~torch.eye(256, dtype=torch.bool)]
+            assert abs((others**2).mean() - 1) < 0.02
 
 
 def test_hashed_dropout_is_dropout():

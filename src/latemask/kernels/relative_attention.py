@@ -76,12 +76,12 @@ def plain(
 def kept_by_dropout(
     noise: Int[Tensor, " P+1"], rows: int, heads: int, queries: int, keys: int, dropout: float
 ) -> Bool[Tensor, "B H Q K"]:
-    """The kernel's dropout as a mask, by the same hash in plain integers."""
+    """The kernel's dropout as a mask, by the same products in plain integers."""
     noise = noise.long() & _MASK
     pair = torch.arange(rows * heads, device=noise.device)[:, None]
     begin = _mixed(noise[-1] ^ (pair * 0x85EBCA6B & _MASK))
     query = _mixed(begin ^ (torch.arange(queries, device=noise.device) * 0xC2B2AE35 & _MASK))
-    x = (query[:, :, None] ^ noise[:keys]) * 0x9E3779B1 & _MASK
+    x = query[:, :, None] * noise[:keys] & _MASK
     return (x >= _threshold(dropout)).view(rows, heads, queries, keys)
 
 
@@ -156,8 +156,8 @@ def _parts(relative: Relative | None) -> tuple[Any, ...]:
 
 
 def draw_noise(keys: int, device: torch.device) -> Int[Tensor, " P+1"]:
-    """What dropout is drawn from: a random int32 for each key, ``padded``, and one more, from torch's generator."""
-    return torch.randint(-(2**31), 2**31, (padded(keys) + 1,), dtype=torch.int32, device=device)
+    """What dropout is drawn from: a random odd int32 for each key, ``padded``, and one more, from torch's generator."""
+    return torch.randint(-(2**31), 2**31, (padded(keys) + 1,), dtype=torch.int32, device=device) | 1
 
 
 def padded(tokens: int) -> int:
@@ -183,7 +183,7 @@ def _blocks(kernel: str, q: Tensor, table: Tensor | None, dropout: float, looped
     tiles = 1 << (tiles - 1).bit_length()
     stages = min(stages, tiles)  # of more stages than tiles ptxas makes nothing, or crashes (CUDA 12.8, one key)
     return {"ROWS": rows, "COLUMNS": columns, "TILES": tiles if tiles <= MOST_TILES else 0, "num_warps": warps,
-            "num_stages": stages}  # fmt: skip
+            "num_stages": stages, "enable_fp_fusion": True}  # fmt: skip
 
 
 def _unit_stride(x: Tensor) -> Tensor:

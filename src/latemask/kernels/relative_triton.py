@@ -3,8 +3,8 @@
 Scores live in base 2: the scale and the table come multiplied by log2(e). A tile whose distances all lie beyond ``far``
 has one bias. These kernels are bound by the instructions that a tile takes (benchmarks/instructions.py counts them): so
 whole far tiles do not ask which of their keys exist, a token that a tile lacks is the last one read again, at weight 0,
-and what is kept of each query and drawn for each key is padded to whole tiles and read without asking. Dropout is a
-hash of (row of the batch, head, query) and of one random number a key, made again in the backward pass.
+and what is kept of each query and drawn for each key is padded to whole tiles and read without asking. Dropout is the
+product of a hash of (row of the batch, head, query) and of a random odd number a key, made again in the backward pass.
 
 The table's gradient: the queries' pass writes the scores' gradients of near tiles, whole tiles at a time, and sums what
 lies ``far`` and more above and what there is in all; ``distances_kernel`` then reads them along their diagonals. A
@@ -52,9 +52,17 @@ def _product(a, b, onto, UPCASTS: tl.constexpr):
 
 
 @triton.jit
-def _kept(query_hash, key_noise, threshold):
-    """Which scores dropout keeps; the two come shaped to broadcast."""
-    return (query_hash ^ key_noise) * 0x9E3779B1 >= threshold
+def _left(weights, query_hash, key_noise, threshold):
+    """What dropout leaves of ``weights``; the two factors come shaped to broadcast. As one piece of PTX, for else the
+    compiler decides about a whole tile ahead, and packs what it decided into bits and unpacks them."""
+    threshold = tl.cast(threshold, tl.uint32)
+    if IN_PTX:
+        return tl.inline_asm_elementwise(
+            "{ .reg .pred stays; .reg .b32 at; mul.lo.u32 at, $2, $3; setp.ge.u32 stays, at, $4; "
+            "selp.f32 $0, $1, 0f00000000, stays; }", "=f,f,r,r,r",
+            [weights, query_hash, key_noise, threshold], dtype=tl.float32, is_pure=True, pack=1,
+        )  # fmt: skip
+    return tl.where(query_hash * key_noise >= threshold, weights, 0.0)
 
 
 @triton.jit
@@ -124,7 +132,7 @@ def _forward_tile(
     total = total * shrink + tl.sum(weights, 1)
     if DROPS:
         noise = tl.load(NOISE + columns).to(tl.uint32, bitcast=True)
-        weights *= tl.where(_kept(query_hash[:, None], noise[None, :], threshold), 1.0, 0.0)
+        weights = _left(weights, query_hash[:, None], noise[None, :], threshold)
     v = tl.load(v_rows + existing[:, None] * v_n + dims[None, :])
     return new_top, total, _product(weights.to(v.dtype), v, out * shrink[:, None], UPCASTS)
 
@@ -223,7 +231,7 @@ def _keys_tile(
     dropped = weights
     if DROPS:
         query_hash = tl.load(hashes + rows).to(tl.uint32, bitcast=True)
-        dropped = tl.where(_kept(query_hash[None, :], noise[:, None], threshold), weights, 0.0)
+        dropped = _left(weights, query_hash[None, :], noise[:, None], threshold)
         d_scores = dropped * d_weights - weights * delta[None, :]
     else:
         d_scores = weights * (d_weights - delta[None, :])
@@ -315,7 +323,7 @@ def _queries_tile(
     d_weights = _product(d_out, tl.trans(v), None, UPCASTS)
     if DROPS:
         noise = tl.load(NOISE + columns).to(tl.uint32, bitcast=True)
-        d_weights = tl.where(_kept(query_hash[:, None], noise[None, :], threshold), d_weights, 0.0)
+        d_weights = _left(d_weights, query_hash[:, None], noise[None, :], threshold)
     d_scores = weights * (d_weights - delta[:, None])
     if HAS_TABLE:
         all_scores += tl.sum(d_scores, 1)
