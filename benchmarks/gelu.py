@@ -2,7 +2,7 @@
 
     python benchmarks/gelu.py --out results/gelu.json
 
-The feed-forward network of one layer of base, 128 rows: forward, and backward with what forward keeps.
+As much as one layer of base has of it, 128 rows: forward, and backward with what forward keeps.
 Beside each time stands the rate of the bytes that a pass cannot do without, its inputs and outputs in bf16.
 """
 

@@ -35,7 +35,7 @@ from latemask.training.float8 import is_possible
 from latemask.writing import write_json
 
 CLASSES = {
-    "attention": r"sdpa|fmha|flash|^(forward|keys|queries|distances|turn)_kernel",
+    "attention": r"cudnn|sdpa|fmha|flash|^(forward|keys|queries|distances|turn)_kernel",
     "cross-entropy": r"^cross_entropy",
     "optimizer and clipping": r"multi_tensor|adam|lpnorm|_foreach",
     "matrix products": r"gemm|nvjet|cutlass|xmma|splitk|cublas",

@@ -581,10 +581,24 @@ def test_attention_is_told_over_torchs_of_the_same_entry() -> None:
     }
 
 
+def test_attention_without_torchs_is_refused() -> None:
+    with pytest.raises(Refusal, match="found ours shipped; wanted torch among them"):
+        load("attention").Options(ways=("ours", "shipped"))
+
+
 def test_attention_asks_for_a_gpu() -> None:
     attention = load("attention")
     with patch.object(attention, "pick_device", lambda: torch.device("cpu")), pytest.raises(Refusal, match="a GPU"):
         attention.measure(attention.Options())
+
+
+# gelu
+
+
+def test_gelu_asks_for_a_gpu() -> None:
+    gelu = load("gelu")
+    with patch.object(gelu, "pick_device", lambda: torch.device("cpu")), pytest.raises(Refusal, match="a GPU"):
+        gelu.measure(gelu.Options())
 
 
 # updates
@@ -632,6 +646,8 @@ def test_updates_of_a_cpu_are_timed_without_graphs(has_data: bool, tmp_path: Pat
     ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x64>", "matrix products"),
     ("cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_7_64x64x64", "attention"),
     ("void pytorch_flash::flash_fwd_kernel<...>", "attention"),
+    ("void cudnn::fusion::compute_dot_do_o_specialized<true, 64>(void const*, void const*, void*)", "attention"),
+    ("void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*, unsigned int)", "attention"),
     ("forward_kernel", "attention"),
     ("turn_kernel", "attention"),
     ("cross_entropy_kernel", "cross-entropy"),

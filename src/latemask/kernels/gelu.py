@@ -3,8 +3,9 @@
     gelu(x) = x P(X < x) = max(x, 0) - a Q(a),  a = |x|,  Q(a) = P(X > a) = 2 ^ polynomial(a),  X standard normal
 
 (Hendrycks & Gimpel 2016, equation 1, with the normal distribution's tail written out.) The logarithm of the tail is so
-smooth that eight coefficients follow it to float32's rounding: the result lies within 7e-7 of the true one (torch's
-float32 GELU: 1.1e-6), and within 1e-5 of it relatively wherever it is above 1e-6; the gradient within 3e-6.
+smooth that eight coefficients follow it within 7.2e-6. So the result lies within 7e-7 of the true one, and within 1e-5
+of it relatively wherever it is above 1e-6; the gradient within 3e-6. Half precision rounds much further off. In float32
+torch's own stays: on average it is 15 times nearer (at worst 1.3e-6 off), its gradient at worst 9 times.
 """
 
 from __future__ import annotations
@@ -18,20 +19,21 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+HALF = (torch.bfloat16, torch.float16)
 FAR = 6.5
-"""From here on the tail, 4e-11, counts as what it is here."""
+"""As far as the polynomial follows the tail; beyond, it falls from 4e-11 faster than any power of a rises."""
 LOG_TAIL = (-0.999997139, -1.15121901, -0.458553433, -0.053868264, 0.00846318528, -0.000919425918, 6.02399014e-05,
             -1.76982701e-06)  # fmt: skip
-"""log2 P(X > a) for a from 0 to ``FAR``: coefficients of a ^ 0, a ^ 1, ... of its Chebyshev interpolation."""
+"""log2 P(X > a) for a from 0 to ``FAR``: coefficients of a ^ 0, a ^ 1, ... of its Chebyshev series, as far as a ^ 7."""
 SLOPE = (1.0, *(log(2) * power * coefficient for power, coefficient in enumerate(LOG_TAIL) if power))
 """Of 1 + a d/da ln Q(a): the derivative of a Q(a), over Q(a)."""
 
 
 def gelu(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """GELU, not its tanh approximation: torch's own, but by the tail where it is compiled for a GPU and not in double
+    """GELU, not its tanh approximation: torch's own, but by the tail where it is compiled for a GPU in half
     precision."""
     compiles_for_gpu = x.is_cuda and torch.compiler.is_compiling()
-    return tailed_gelu(x) if compiles_for_gpu and x.dtype != torch.float64 else F.gelu(x)
+    return tailed_gelu(x) if compiles_for_gpu and x.dtype in HALF else F.gelu(x)
 
 
 class GELU(nn.Module):
@@ -50,10 +52,9 @@ def polynomial(coefficients: Sequence[float], a: Float[Tensor, "*n"]) -> Float[T
     return value
 
 
-def _near_and_tail(x: Float[Tensor, "*n"]) -> tuple[Float[Tensor, "*n"], Float[Tensor, "*n"]]:
-    """a, at most ``FAR``, and Q(a), in float32."""
-    near = x.float().abs().clamp(max=FAR)
-    return near, torch.exp2(polynomial(LOG_TAIL, near))
+def tail(a: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
+    """Q(a). At infinity 0, so that a Q(a) is not a number there: no infinity is hidden."""
+    return torch.exp2(polynomial(LOG_TAIL, a))
 
 
 def tailed_gelu(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
@@ -65,12 +66,12 @@ class _Gelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        near, tail = _near_and_tail(x)
-        return (x.float().clamp(min=0) - near * tail).to(x.dtype)
+        a = x.float().abs()
+        return (x.float().clamp(min=0) - a * tail(a)).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        near, tail = _near_and_tail(x)
-        below = tail * polynomial(SLOPE, near)
+        a = x.float().abs()
+        below = tail(a) * polynomial(SLOPE, a.clamp(max=FAR))
         return (gradient.float() * torch.where(x > 0, 1 - below, below)).to(x.dtype)
