@@ -41,7 +41,7 @@ CLASSES = {
     "matrix products": r"gemm|nvjet|cutlass|xmma|splitk|cublas",
     "LayerNorm, residual, dropout": r"layer_norm",
     "GELU": r"gelu|erf|exp2",
-    "embeddings and gathers": r"embedding|index|gather|scatter",
+    "embeddings and gathers": r"embedding|index|gather|scatter|compute_grad_weight|radix",
     "bias gradients and sums": r"_sum|reduce",
     "copies, casts, fills": r"copy|cat|fill|memcpy|memset|cast|clone|_to_|elementwise",
 }

@@ -660,6 +660,7 @@ def test_updates_of_a_cpu_are_timed_without_graphs(has_data: bool, tmp_path: Pat
     ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", "copies, casts, fills"),
     ("Memcpy DtoD (Device -> Device)", "copies, casts, fills"),
     ("void at::native::vectorized_gather_kernel<16, long>", "embeddings and gathers"),
+    ("void at::native::(anonymous namespace)::compute_grad_weight<float, long>", "embeddings and gathers"),
     ("what_nobody_knows", "other"),
 ])  # fmt: skip
 def test_a_kernel_has_the_class_of_its_name(kernel, wanted) -> None:

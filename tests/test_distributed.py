@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -419,13 +420,16 @@ def test_torchrun_on_several_hosts(data: Path, alone: Path, tmp_path: Path) -> N
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=2", "--rdzv-backend=c10d",
                f"--rdzv-endpoint=127.0.0.1:{port}", "-m", "latemask", "pretrain", f"--resume={out}"]  # fmt: skip
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    hosts = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) for _ in range(2)]
+    logs = [tmp_path / f"host-{number}.log" for number in range(2)]
+    hosts = [subprocess.Popen(command, stdout=log.open("wb"), stderr=subprocess.STDOUT, env=environment,
+                              start_new_session=True) for log in logs]  # fmt: skip
     try:
-        told = [host.communicate(timeout=240)[1] for host in hosts]
+        ended = [host.wait(timeout=240) for host in hosts]
     finally:
         for host in hosts:
-            host.kill()
-    assert [host.returncode for host in hosts] == [0, 0], told
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(host.pid, signal.SIGKILL)
+    assert ended == [0, 0], [log.read_text() for log in logs]
     assert lines_of(out, "resume")[-1]["world"] == 4
     assert_same_losses(out, alone)
 
