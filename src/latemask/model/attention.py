@@ -73,6 +73,11 @@ def rotate(x: Float[Tensor, "B H n d"], cosine: Tensor, sine: Tensor) -> Float[T
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)
 
 
+def each(layer: nn.Module, x: Float[Tensor, "B n D"]) -> Float[Tensor, "B n E"]:
+    """``layer`` of each token, all rows' tokens as one axis."""
+    return layer(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+
+
 class SelfAttention(nn.Module):
     """Every token looks at every token; queries may be limited to the tokens from ``start`` on."""
 
@@ -86,12 +91,12 @@ class SelfAttention(nn.Module):
         width = x.shape[-1]
         dropout = self.dropout if self.training else 0.0
         if start == 0:
-            projected = self.query_key_value(x)
+            projected = each(self.query_key_value, x)
             rotates = geometry.rotation is not None
             pays = relative_attention.pays(projected, width // self.heads, dropout, rotates=rotates)
             if (pays and geometry.is_plain) or geometry.relative is not None:
                 told = geometry.relative, dropout, geometry.rotation
-                return self.output(relative_attention.self_attention(projected, self.heads, *told))
+                return each(self.output, relative_attention.self_attention(projected, self.heads, *told))
             q, k, v = projected.chunk(3, dim=-1)
         else:
             weight, bias = self.query_key_value.weight, self.query_key_value.bias
@@ -101,7 +106,7 @@ class SelfAttention(nn.Module):
         if geometry.rotation is not None:
             cosine, sine = geometry.rotation
             q, k = rotate(q, cosine[:, :, start:], sine[:, :, start:]), rotate(k, cosine, sine)
-        return self.output(attend(q, k, v, geometry.queries_from(start), dropout))
+        return each(self.output, attend(q, k, v, geometry.queries_from(start), dropout))
 
 
 class CrossAttention(nn.Module):
@@ -117,10 +122,10 @@ class CrossAttention(nn.Module):
     def forward(
         self, x: Float[Tensor, "B n D"], memory: Float[Tensor, "B K E"], geometry: Geometry, start: int = 0
     ) -> Float[Tensor, "B Q D"]:
-        q = heads_first(self.query(x[:, start:]), self.heads)
-        k, v = (heads_first(part, self.heads) for part in self.key_value(memory).chunk(2, dim=-1))
+        q = heads_first(each(self.query, x[:, start:]), self.heads)
+        k, v = (heads_first(part, self.heads) for part in each(self.key_value, memory).chunk(2, dim=-1))
         dropout = self.dropout if self.training else 0.0
-        return self.output(attend(q, k, v, geometry.queries_from(start), dropout))
+        return each(self.output, attend(q, k, v, geometry.queries_from(start), dropout))
 
 
 def relative_buckets(row_tokens: int, buckets: int, distance: int) -> Int[Tensor, " 2*{row_tokens}-1"]:

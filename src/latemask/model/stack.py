@@ -89,6 +89,9 @@ class Block(nn.Module):
 
     With ``start`` above 0 only the tokens from there on are computed and returned: keys and values still come from
     all. That is exact for the last block before a head, which reads only those tokens.
+
+    Tokens of all rows are one axis but inside of attention: so torch's compiler adds a residual's gradient within a
+    matrix product, and keeps a sum before LayerNorm that else it makes anew, dropout and all.
     """
 
     def __init__(
@@ -111,24 +114,27 @@ class Block(nn.Module):
         memory: Float[Tensor, "B K E"] | None = None,
         memory_geometry: Geometry | None = None,
     ) -> Float[Tensor, "B Q D"]:
-        norms = iter(self.norms)
+        norms, seen_shape, shape = iter(self.norms), x.shape[:2], (len(x), x.shape[1] - start)
+        tokens = x.flatten(0, 1)
         if self.self_attention is not None:
             norm = next(norms)
-            seen = norm(x) if self.pre_norm else x
-            x = x[:, start:] + self.dropout(self.self_attention(seen, geometry, start))
-            x = x if self.pre_norm else norm(x)
-        else:
-            x = x[:, start:]
+            seen = norm(tokens) if self.pre_norm else tokens
+            found = self.self_attention(seen.unflatten(0, seen_shape), geometry, start).flatten(0, 1)
+            tokens = (x[:, start:].flatten(0, 1) if start else tokens) + self.dropout(found)
+            tokens = tokens if self.pre_norm else norm(tokens)
+        elif start:
+            tokens = x[:, start:].flatten(0, 1)
         if self.cross_attention is not None:
             assert memory is not None
             assert memory_geometry is not None
             norm = next(norms)
-            seen = norm(x) if self.pre_norm else x
-            x = x + self.dropout(self.cross_attention(seen, memory, memory_geometry.queries_from(start)))
-            x = x if self.pre_norm else norm(x)
+            seen = (norm(tokens) if self.pre_norm else tokens).unflatten(0, shape)
+            found = self.cross_attention(seen, memory, memory_geometry.queries_from(start)).flatten(0, 1)
+            tokens = tokens + self.dropout(found)
+            tokens = tokens if self.pre_norm else norm(tokens)
         norm = next(norms)
-        x = x + self.dropout(self.feedforward(norm(x) if self.pre_norm else x))
-        return x if self.pre_norm else norm(x)
+        tokens = tokens + self.dropout(self.feedforward(norm(tokens) if self.pre_norm else tokens))
+        return (tokens if self.pre_norm else norm(tokens)).unflatten(0, shape)
 
 
 class Stack(nn.Module):
