@@ -716,3 +716,23 @@ def test_the_table_of_milliseconds_has_every_class_and_what_is_left() -> None:
     assert head == ["ms", "mlm", "mae_lm"]
     assert rows == [("matrix products", 4.0, None), ("attention", None, 4.0), ("idle", 1.0, 1.0), ("step", 5.0, 5.0),
                     ("its arithmetic", 2.0, 2.0)]  # fmt: skip
+
+
+# generated
+
+
+@pytest.mark.timeout(240)
+def test_a_block_moves_no_more_than_it_must(tmp_path: Path) -> None:
+    """Compiled for a GPU: the residual's gradient is added within a product, and with dropout, too, the backward pass
+    of the first LayerNorm reads two gradients and the sum before it. All that is float32 is as small as a weight."""
+    pytest.importorskip("triton")
+    done = ended_of(["generated", "--rows", "8", "--out", "found.json"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "found.json").read_text())["kernels"]
+    one = 8 * 512 * 768 * 2  # tokens in bf16
+    for dropout in (0.0, 0.1):
+        backward = [kernel for kernel in found if (kernel["dropout"], kernel["pass"]) == (dropout, "backward")]
+        assert sum("addmm" in kernel["kernel"] for kernel in backward) == 1
+        norms = [kernel["bytes"] for kernel in backward if "layer_norm" in kernel["kernel"]]
+        assert len(norms) > 1
+        assert max(norms) < 5.5 * one
