@@ -724,7 +724,7 @@ def test_the_table_of_milliseconds_has_every_class_and_what_is_left() -> None:
 @pytest.mark.timeout(240)
 def test_a_block_moves_no_more_than_it_must(tmp_path: Path) -> None:
     """Compiled for a GPU: the residual's gradient is added within a product, and with dropout, too, the backward pass
-    of the first LayerNorm reads two gradients and the sum before it. All that is float32 is as small as a weight."""
+    of the first LayerNorm reads two gradients and the sum before it in bf16, and writes two."""
     pytest.importorskip("triton")
     done = ended_of(["generated", "--rows", "8", "--out", "found.json"], tmp_path)
     assert done.returncode == 0, done.stderr
