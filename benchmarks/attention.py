@@ -18,7 +18,7 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 from asked import asked, read
-from refusals import program
+from refusals import check_gpu, program
 
 from latemask import console
 from latemask.bench import ROWS, BenchOptions, built, entries_of, machine_of, percent
@@ -74,8 +74,7 @@ def chosen(way: Way) -> Iterator[None]:
 def measure(options: Options) -> dict[str, Any]:
     """All entries in the ways. Raises ``Refusal`` without a GPU: the kernel runs on no other device."""
     device = pick_device()
-    if device.type != "cuda":
-        raise Refusal("benchmarks/attention.py", f"a {device.type}", "a GPU (CUDA)")
+    check_gpu(device, "attention")
     bench = BenchOptions(size=options.size, only=options.only, against="none", rows=options.rows,
                          rounds=options.rounds, steps=options.steps)  # fmt: skip
     entries = [(entry, way) for entry in entries_of(options.size, bench, compiles=True) for way in options.ways]

@@ -16,18 +16,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from asked import asked, counts, read
-from refusals import program
+from refusals import check_gpu, program
 from tiles import milliseconds
 from torch import Tensor
 
 from latemask import console
 from latemask.bench import machine_of
-from latemask.errors import Refusal
-from latemask.kernels.gelu import gelu
+from latemask.kernels.gelu import GELU
 from latemask.training.distributed import pick_device
 from latemask.writing import write_json
 
-WAYS: dict[str, Callable[[Tensor], Tensor]] = {"torch": F.gelu, "ours": gelu}
+WAYS: dict[str, Callable[[Tensor], Tensor]] = {"torch": F.gelu, "ours": GELU()}
 TENSORS = {"forward": 2, "backward": 3}
 """That a pass reads or writes at the least."""
 
@@ -50,8 +49,7 @@ class Options:
 def measure(options: Options) -> dict[str, Any]:
     """Both ways, both passes. Raises ``Refusal`` without a GPU."""
     device = pick_device()
-    if device.type != "cuda":
-        raise Refusal("benchmarks/gelu.py", f"a {device.type}", "a GPU (CUDA)")
+    check_gpu(device, "gelu")
     x = torch.randn(options.tokens, options.inner, device=device, dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn_like(x)
     found = []

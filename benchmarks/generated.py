@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,7 +38,7 @@ from latemask.model.stack import Block
 from latemask.recipes import recipe
 from latemask.writing import write_json
 
-HOPPER = SimpleNamespace(
+PROPERTIES = SimpleNamespace(
     name="Hopper", type="cuda", index=0, multi_processor_count=132, major=9, minor=0, warp_size=32,
     regs_per_multiprocessor=65_536, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
     shared_memory_per_block=49_152, shared_memory_per_block_optin=232_448, shared_memory_per_multiprocessor=233_472,
@@ -57,7 +57,7 @@ class Options:
     size: str = "base"
     """Of the block: that of the recipe mlm_SIZE."""
     rows: int = 128
-    """Of 512 tokens."""
+    """Of as many tokens as the recipe's."""
     dropout: tuple[float, ...] = (0.0, 0.1)
     """Shares to drop, one after the other."""
 
@@ -94,38 +94,36 @@ attention.register_autograd(
 @contextmanager
 def as_on_a_gpu() -> Iterator[None]:
     """The model takes the ways that it takes where it is compiled for a GPU, attention a black box's."""
-    with ExitStack() as patches:
-        for change in (
-            patch.object(torch.Tensor, "is_cuda", True), patch("torch.compiler.is_compiling", lambda: True),
-            patch.object(relative_attention, "pays", lambda *_, **__: True),
-            patch.object(relative_attention, "self_attention", lambda projected, *_: attention(projected)),
-        ):  # fmt: skip
-            patches.enter_context(change)
+    with (
+        patch.object(torch.Tensor, "is_cuda", True),
+        patch("torch.compiler.is_compiling", lambda: True),
+        patch.object(relative_attention, "pays", lambda *_, **__: True),
+        patch.object(relative_attention, "self_attention", lambda projected, *_: attention(projected)),
+    ):
         yield
 
 
 @contextmanager
 def hopper() -> Iterator[None]:
     """torch and Triton find a Hopper GPU."""
-    import torch._inductor.scheduler as scheduler
-    from triton.backends.compiler import GPUTarget
+    from instructions import HOPPER
     from triton.runtime import driver
 
-    target = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0,
+    target = SimpleNamespace(get_current_target=lambda: HOPPER, get_current_device=lambda: 0,
                              get_active_torch_device=lambda: ON_GPU)  # fmt: skip
     driver.set_active(target)  # type: ignore[arg-type]
     found = {
         "is_available": True, "is_initialized": False, "device_count": 1, "current_device": 0, "set_device": None,
-        "get_device_capability": (9, 0), "get_device_properties": HOPPER, "_get_device_properties": HOPPER,
+        "get_device_capability": (9, 0), "get_device_properties": PROPERTIES, "_get_device_properties": PROPERTIES,
         "_lazy_init": None, "synchronize": None, "set_rng_state": None,
         "get_rng_state": torch.zeros(16, dtype=torch.uint8),
     }  # fmt: skip
-    with ExitStack() as patches:
-        for name, value in found.items():
-            answer = partial(lambda value, *_, **__: value, value)
-            patches.enter_context(patch.object(torch.cuda, name, answer, create=True))
-        patches.enter_context(patch.object(scheduler, "has_triton", lambda *_: True))
-        patches.enter_context(patch("torch._subclasses.fake_tensor.init_gpu_context", lambda *_: None))
+    answers = {name: partial(lambda value, *_, **__: value, value) for name, value in found.items()}
+    with (
+        patch.multiple(torch.cuda, create=True, **answers),
+        patch("torch._inductor.scheduler.has_triton", lambda *_: True),
+        patch("torch._subclasses.fake_tensor.init_gpu_context", lambda *_: None),
+    ):
         yield
 
 

@@ -26,7 +26,7 @@ import torch
 import torch._dynamo
 import torch._dynamo.config as dynamo
 from asked import asked, read
-from refusals import program
+from refusals import check_gpu, program
 
 from latemask import console
 from latemask.bench import Entry, Stepper, machine_of, random_batches
@@ -240,8 +240,7 @@ def card_of(gigabytes: float, device: torch.device) -> Iterator[tuple[int, bool]
 def measure(options: Options) -> dict[str, Any]:
     """Measure what fits into the seconds; write after each card size. Raises ``Refusal`` without a GPU."""
     begun, device = time.monotonic(), pick_device()
-    if device.type != "cuda":
-        raise Refusal("benchmarks/memory.py", f"a {device.type}", "a GPU (CUDA)")
+    check_gpu(device, "memory")
     machine = machine_of(device)
     card = card_of_device(machine["card"])
     found: dict[str, Any] = {

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from asked import asked, counts, read
-from refusals import program
+from refusals import check_gpu, program
 from tiles import milliseconds
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -29,7 +29,6 @@ from torch.profiler import ProfilerActivity, profile
 from latemask import console
 from latemask.bench import BenchOptions, Stepper, built, entries_of, machine_of
 from latemask.cards import card_of_device
-from latemask.errors import Refusal
 from latemask.training.distributed import pick_device
 from latemask.training.float8 import is_possible
 from latemask.writing import write_json
@@ -133,8 +132,7 @@ def product_rate(device: torch.device) -> float:
 def measure(options: Options) -> dict[str, Any]:
     """All entries. Raises ``Refusal`` without a GPU."""
     device = pick_device()
-    if device.type != "cuda":
-        raise Refusal("benchmarks/milliseconds.py", f"a {device.type}", "a GPU (CUDA)")
+    check_gpu(device, "milliseconds")
     bench = BenchOptions(size=options.size, only=options.only, against="none", rows=options.rows)
     machine = machine_of(device)
     card, rate = card_of_device(machine["card"]), product_rate(device)

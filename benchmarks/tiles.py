@@ -21,7 +21,7 @@ from unittest.mock import patch
 import torch
 import torch.nn.functional as F
 from asked import asked, counts, read
-from refusals import program
+from refusals import check_gpu, program
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -207,8 +207,7 @@ def compared(options: Options, tokens: int, kind: Kind, device: torch.device) ->
 def measure(options: Options) -> dict[str, Any]:
     """Measure all; write after each kernel and kind. Raises ``Refusal`` without a GPU."""
     device = pick_device()
-    if device.type != "cuda":
-        raise Refusal("benchmarks/tiles.py", f"a {device.type}", "a GPU (CUDA)")
+    check_gpu(device, "tiles")
     found: dict[str, Any] = {
         "kind": "benchmark", "what": "tiles of the attention kernels", "rows": options.rows, "heads": SHAPE.heads,
         "head_width": SHAPE.width // SHAPE.heads, "precision": "bf16", "attention": [], "sweep": [],

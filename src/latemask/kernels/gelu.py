@@ -15,7 +15,6 @@ from math import log
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -29,18 +28,13 @@ SLOPE = (1.0, *(log(2) * power * coefficient for power, coefficient in enumerate
 """Of 1 + a d/da ln Q(a): the derivative of a Q(a), over Q(a)."""
 
 
-def gelu(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """GELU, not its tanh approximation: torch's own, but by the tail where it is compiled for a GPU in half
-    precision."""
-    compiles_for_gpu = x.is_cuda and torch.compiler.is_compiling()
-    return tailed_gelu(x) if compiles_for_gpu and x.dtype in HALF else F.gelu(x)
-
-
-class GELU(nn.Module):
-    """``gelu`` as a module."""
+class GELU(nn.GELU):
+    """``torch.nn.GELU``, by the tail where it is compiled for a GPU in half precision."""
 
     def forward(self, x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        return gelu(x)
+        if x.is_cuda and torch.compiler.is_compiling() and x.dtype in HALF:
+            return tailed_gelu(x)
+        return super().forward(x)
 
 
 def polynomial(coefficients: Sequence[float], a: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
@@ -58,7 +52,7 @@ def tail(a: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
 
 
 def tailed_gelu(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """``gelu`` by the tail, on any device, in float32."""
+    """GELU by the tail, on any device, in float32."""
     return _Gelu.apply(x)  # type: ignore[return-value]
 
 

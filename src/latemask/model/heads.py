@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from latemask.kernels import linear_cross_entropy
-from latemask.kernels.gelu import gelu
 from latemask.model.stack import Norm
 
 
@@ -47,7 +46,7 @@ class Head(nn.Module):
         return loss.view_as(prediction.targets)
 
     def _ready(self, hidden: Float[Tensor, "*P D"]) -> Float[Tensor, "*P E"]:
-        x = self.norm(gelu(self.dense(hidden)))
+        x = self.norm(F.gelu(self.dense(hidden)))
         return x if self.widen is None else self.widen(x)
 
     def _padded_bias(self, table: Float[Tensor, "Tp E"]) -> Float[Tensor, " Tp"]:

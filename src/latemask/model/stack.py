@@ -115,15 +115,13 @@ class Block(nn.Module):
         memory_geometry: Geometry | None = None,
     ) -> Float[Tensor, "B Q D"]:
         norms, seen_shape, shape = iter(self.norms), x.shape[:2], (len(x), x.shape[1] - start)
-        tokens = x.flatten(0, 1)
+        everyone = x.flatten(0, 1)
+        tokens = x[:, start:].flatten(0, 1) if start else everyone
         if self.self_attention is not None:
             norm = next(norms)
-            seen = norm(tokens) if self.pre_norm else tokens
-            found = self.self_attention(seen.unflatten(0, seen_shape), geometry, start).flatten(0, 1)
-            tokens = (x[:, start:].flatten(0, 1) if start else tokens) + self.dropout(found)
+            seen = (norm(everyone) if self.pre_norm else everyone).unflatten(0, seen_shape)
+            tokens = tokens + self.dropout(self.self_attention(seen, geometry, start).flatten(0, 1))
             tokens = tokens if self.pre_norm else norm(tokens)
-        elif start:
-            tokens = x[:, start:].flatten(0, 1)
         if self.cross_attention is not None:
             assert memory is not None
             assert memory_geometry is not None
