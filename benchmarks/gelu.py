@@ -1,8 +1,9 @@
-"""GELU by the normal distribution's tail (latemask.kernels.gelu) beside torch's, both compiled, on a GPU.
+"""GELU by the normal distribution's tail (latemask.kernels.gelu) beside torch's, all compiled, on a GPU.
 
     python benchmarks/gelu.py --out results/gelu.json
 
-As much as one layer of base has of it, 128 rows: forward, and backward with what forward keeps.
+As much as one layer of base has of it, 128 rows: forward, and backward with what forward keeps, the gradient of a bias
+added up too. ``tail``: as torch's compiler has it; ``ours``: with the kernel that adds up along the way.
 Beside each time stands the rate of the bytes that a pass cannot do without, its inputs and outputs in bf16.
 """
 
@@ -22,18 +23,22 @@ from torch import Tensor
 
 from latemask import console
 from latemask.bench import machine_of
-from latemask.kernels.gelu import GELU
+from latemask.kernels.gelu import biased_gelu, tailed_gelu
 from latemask.training.distributed import pick_device
 from latemask.writing import write_json
 
-WAYS: dict[str, Callable[[Tensor], Tensor]] = {"torch": F.gelu, "ours": GELU()}
+WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "torch": lambda x, bias: F.gelu(x + bias),
+    "tail": lambda x, bias: tailed_gelu(x + bias),
+    "ours": biased_gelu,
+}
 TENSORS = {"forward": 2, "backward": 3}
 """That a pass reads or writes at the least."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """Time both."""
+    """Time all of them."""
 
     out: Path = Path("results/gelu.json")
     """The JSON."""
@@ -47,20 +52,21 @@ class Options:
 
 
 def measure(options: Options) -> dict[str, Any]:
-    """Both ways, both passes. Raises ``Refusal`` without a GPU."""
+    """All ways, both passes. Raises ``Refusal`` without a GPU."""
     device = pick_device()
     check_gpu(device, "gelu")
     x = torch.randn(options.tokens, options.inner, device=device, dtype=torch.bfloat16, requires_grad=True)
+    bias = torch.zeros(options.inner, device=device, dtype=torch.bfloat16, requires_grad=True)
     gradient = torch.randn_like(x)
     found = []
     for way, function in WAYS.items():
         compiled = torch.compile(function)
-        out = compiled(x)
+        out = compiled(x, bias)
 
         def backward(out: Tensor = out) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(out, x, gradient, retain_graph=True)
+            return torch.autograd.grad(out, (x, bias), gradient, retain_graph=True)
 
-        for part, run in (("forward", lambda compiled=compiled: compiled(x)), ("backward", backward)):
+        for part, run in (("forward", lambda compiled=compiled: compiled(x, bias)), ("backward", backward)):
             took = milliseconds(run)
             rate = TENSORS[part] * x.numel() * x.element_size() / took * 1e3
             found.append({"way": way, "pass": part, "milliseconds": took, "bytes_per_second": rate})

@@ -724,7 +724,8 @@ def test_the_table_of_milliseconds_has_every_class_and_what_is_left() -> None:
 @pytest.mark.timeout(240)
 def test_a_block_moves_no_more_than_it_must(tmp_path: Path) -> None:
     """Compiled for a GPU: the residual's gradient is added within a product, and with dropout, too, the backward pass
-    of the first LayerNorm reads two gradients and the sum before it in bf16, and writes two."""
+    of the first LayerNorm reads two gradients and the sum before it in bf16, and writes two; products alone
+    read GELU's gradient, four times as wide."""
     pytest.importorskip("triton")
     done = ended_of(["generated", "--rows", "8", "--out", "found.json"], tmp_path)
     assert done.returncode == 0, done.stderr
@@ -736,3 +737,5 @@ def test_a_block_moves_no_more_than_it_must(tmp_path: Path) -> None:
         norms = [kernel["bytes"] for kernel in backward if "layer_norm" in kernel["kernel"]]
         assert len(norms) > 1
         assert max(norms) < 5.5 * one
+        assert sum("gelu_gradients" in kernel["kernel"] for kernel in backward) == 1
+        assert all(kernel["bytes"] < 3.5 * one for kernel in backward if "fused_sum" in kernel["kernel"])

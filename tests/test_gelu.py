@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from numpy.polynomial import Chebyshev, Polynomial
 from scipy.special import log_ndtr, ndtr
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from latemask.kernels import gelu as kernel
@@ -101,6 +103,45 @@ def test_compiled_for_a_gpu_it_goes_by_the_tail_in_half_precision_alone(monkeypa
                 for kind in kinds:
                     GELU()(torch.empty(3, device=device, dtype=kind))
     assert by_the_tail == [("cuda", torch.bfloat16), ("cuda", torch.float16)]
+
+
+class Other(nn.Linear):
+    """A layer such as FP8's, with a backward pass of its own."""
+
+
+def summed(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The plain twin of ``gelu_gradients``."""
+    wide = torch.ops.aten.gelu_backward(gradient.float(), x.float())
+    return wide.to(x.dtype), wide.flatten(0, -2).sum(0)
+
+
+@pytest.mark.parametrize(("kind", "make", "serves"), [
+    (torch.bfloat16, nn.Linear, True), (torch.bfloat16, Other, False), (torch.float32, nn.Linear, False),
+])  # fmt: skip
+def test_behind_a_layer_all_gradients_are_torchs(monkeypatch, kind, make, serves):
+    """Of input, weight and bias, under autocast, compiled or not; in half precision, behind a plain layer, the bias's
+    comes from GELU."""
+    torch.manual_seed(0)
+    layer, x = make(8, 12), torch.randn(5, 7, 8, requires_grad=True)
+    wanted, served = [x, layer.weight, layer.bias], []
+
+    def gradients(function: Callable[[nn.Linear, Tensor], Tensor]) -> list[Tensor]:
+        with torch.autocast("cpu", kind, enabled=kind != torch.float32):
+            out = function(layer, x)
+        return [out, *torch.autograd.grad(out.float().square().sum(), wanted)]
+
+    plain = gradients(GELU().of)
+    monkeypatch.setattr(kernel, "_is_compiled", lambda _: True)
+    monkeypatch.setattr(kernel, "gelu_gradients", lambda *given: served.append(given[1].shape) or summed(*given))
+    ours = gradients(GELU().of)
+    monkeypatch.setattr(kernel, "gelu_gradients", summed)
+    torch._dynamo.reset()
+    compiled = gradients(torch.compile(GELU().of, backend="aot_eager", fullgraph=True))
+    for torchs, *found in zip(plain, ours, compiled, strict=True):
+        for one in found:
+            assert one.dtype == torchs.dtype
+            torch.testing.assert_close(one, torchs, rtol=4 * torch.finfo(kind).eps, atol=4 * torch.finfo(kind).eps)
+    assert served == [(5, 7, 12)] * serves
 
 
 def test_a_model_with_it_has_the_losses_and_gradients_of_the_plain_one(monkeypatch):

@@ -59,6 +59,13 @@ ROTATED = [
     (33, 64, FP16, BF16, 0.3, True),
 ]
 
+# tokens, width, dtype, whether gradients come as the columns of a matrix
+GELUS = [
+    (1, 16, BF16, False),
+    (129, 257, BF16, True),
+    (300, 48, FP16, False),
+]
+
 
 def attention_errors(case: tuple, device: str) -> list[float]:
     """Relative errors of the output and of the gradients of queries-keys-values, the table and its two ends."""
@@ -151,12 +158,12 @@ def cross_entropy_errors(dtype: torch.dtype, device: str) -> list[float]:
     from latemask.kernels import linear_cross_entropy as kernel
 
     generator = torch.Generator().manual_seed(0)
-    x, table = (torch.randn(size, 32, generator=generator).to(device, dtype).requires_grad_() for size in (7, 4160))
+    x, table = (torch.randn(size, 32, generator=generator).to(device, dtype).requires_grad_() for size in (131, 4160))
     bias = torch.randn(4160, generator=generator)
     bias[4111:] = -torch.inf
     bias = bias.to(device, dtype).requires_grad_()
-    targets = torch.randint(0, 4111, (7,), generator=generator).to(device)
-    weights = torch.rand(7, generator=generator).to(device)
+    targets = torch.randint(0, 4111, (131,), generator=generator).to(device)
+    weights = torch.rand(131, generator=generator).to(device)
     parts = (x, table, bias)
     loss = kernel.linear_cross_entropy(*parts, targets)
     wide = [part.detach().double().requires_grad_() for part in parts]
@@ -164,6 +171,24 @@ def cross_entropy_errors(dtype: torch.dtype, device: str) -> list[float]:
     found = (loss, *torch.autograd.grad(loss @ weights, parts))
     right = (wanted, *torch.autograd.grad(wanted @ weights.double(), wide))
     return [_error(a, b) for a, b in zip(found, right, strict=True)]
+
+
+def gelu_errors(case: tuple, device: str) -> list[float]:
+    """Of the gradient and its sum over the tokens; then what torch's checks of an operator find wrong."""
+    import torch.nn.functional as F
+
+    from latemask.kernels.gelu import gelu_gradients
+
+    tokens, width, dtype, is_turned = case
+    generator = torch.Generator().manual_seed(0)
+    x, gradient = (2 * torch.randn(tokens, width, generator=generator).to(device, dtype) for _ in range(2))
+    gradient = gradient.t().contiguous().t() if is_turned else gradient
+    wide = x.double().requires_grad_()
+    (wanted,) = torch.autograd.grad(F.gelu(wide), wide, gradient.double())
+    found = gelu_gradients(gradient, x)
+    checked = torch.library.opcheck(gelu_gradients, (gradient, x), raise_exception=False)
+    return [_error(found[0], wanted), 1e2 * _error(found[1], wanted.sum(0)),
+            *(float(result != "SUCCESS") for result in checked.values())]  # fmt: skip
 
 
 def model_errors(recipe: str, device: str) -> list[float]:
@@ -395,6 +420,12 @@ def cross_entropy_check(dtype: torch.dtype, device: str) -> dict[str, tuple[floa
     return {f"cross-entropy {str(dtype).removeprefix('torch.')}": (LIMIT[dtype], cross_entropy_errors(dtype, device))}
 
 
+def gelu_check(case: tuple, device: str) -> dict[str, tuple[float, list[float]]]:
+    """The sum is of what is not rounded yet: its limit is a hundredth of the gradient's."""
+    name = " ".join(str(part).removeprefix("torch.") for part in case)
+    return {f"gelu {name}": (LIMIT[case[2]], gelu_errors(case, device))}
+
+
 def model_check(recipe: str, device: str) -> dict[str, tuple[float, list[float]]]:
     """In MLM the encoder's last block has queries where it predicts alone."""
     return {f"whole {recipe}": (1e-4, model_errors(recipe, device))}
@@ -411,6 +442,7 @@ def run_checks(device: str, processes: int) -> list[str]:
     jobs = [(attention_check, case) for case in sorted(ATTENTION, key=lambda case: -case[0] * case[1])]
     jobs += [(rotated_check, case) for case in ROTATED]
     jobs += [(cross_entropy_check, dtype) for dtype in (BF16, FP32)]
+    jobs += [(gelu_check, case) for case in GELUS]
     jobs += [(model_check, recipe) for recipe in ("mae_lm", "mlm")]
     others = (layers_errors, same_twice, in_pieces, spilt, laid_out, foretold, recomputed)
     jobs += [(other_check, each) for each in others]
@@ -438,7 +470,10 @@ def test_kernels_equal_their_plain_twins():
     done = subprocess.run([sys.executable, __file__, device, "2"], capture_output=True, text=True, timeout=280,
                           env={**os.environ, "TRITON_INTERPRET": interprets, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
-    assert done.stdout.count('{"case"') == len(ATTENTION) + sum(case[-1] for case in ATTENTION) + len(ROTATED) + 11
+    assert (
+        done.stdout.count('{"case"')
+        == len(ATTENTION) + sum(case[-1] for case in ATTENTION) + len(ROTATED) + len(GELUS) + 11
+    )
 
 
 @pytest.mark.parametrize("errors", [[math.nan, 0.0], [0.0, math.nan], [0.0, math.inf], [0.2, 0.0]])
@@ -449,12 +484,12 @@ def test_an_error_above_its_limit_or_no_number_is_wrong(errors):
 
 def test_checks_that_break_make_the_program_fail(monkeypatch, capsys):
     """On a device that is none every one of them does, and each is told."""
-    for cases in ("ATTENTION", "ROTATED"):
+    for cases in ("ATTENTION", "ROTATED", "GELUS"):
         monkeypatch.setitem(globals(), cases, globals()[cases][:1])
     wrong = run_checks("no such device", 1)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["case"] for each in found] == wrong
-    assert len(wrong) == 1 + 1 + 2 + 2 + 7
+    assert len(wrong) == 1 + 1 + 1 + 2 + 2 + 7
     assert all(each["errors"] == [math.inf] and each["because"] for each in found)
 
 
@@ -494,6 +529,22 @@ def test_the_turn_compiles_for_hopper(width, tokens):
     signature = {name: "constexpr" if name in chosen else kinds.get(name, "i32") for name in names}
     source = ASTSource(turn_kernel, signature, {(names.index(name),): value for name, value in chosen.items()})
     assert triton.compile(source, target=load("instructions").HOPPER).asm["cubin"]
+
+
+def test_gelus_gradients_compile_for_hopper():
+    triton = pytest.importorskip("triton")
+    from triton.compiler import ASTSource
+
+    from latemask.kernels import gelu
+    from latemask.kernels.gelu_triton import gelu_gradients_kernel as kernel
+
+    chosen = {name: getattr(gelu, name) for name in ("LOG_TAIL", "SLOPE", "FAR", "STEP", "COLUMNS", "TOKENS")}
+    kinds = {"X": "*bf16", "GRADIENT": "*bf16", "OUT": "*bf16", "SUMS": "*fp32"}
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in chosen else kinds.get(name, "i32") for name in names}
+    source = ASTSource(kernel, signature, {(names.index(name),): value for name, value in chosen.items()})
+    made = triton.compile(source, target=load("instructions").HOPPER, options={"enable_fp_fusion": True})
+    assert made.asm["cubin"]
 
 
 def test_the_kernel_serves_where_it_pays(monkeypatch):

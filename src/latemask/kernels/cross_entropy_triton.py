@@ -1,4 +1,4 @@
-"""Triton kernels of the cross-entropy: one program a row of logits."""
+"""Triton kernels of the cross-entropy: forward a program a row of logits, backward a program some columns of many."""
 
 # Triton is a language of its own: its types are not Python's.
 # pyright: reportArgumentType=false, reportCallIssue=false
@@ -29,11 +29,21 @@ def cross_entropy_kernel(LOGITS, TARGETS, LOSS, LSE, ids, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def cross_entropy_gradient_kernel(LOGITS, TARGETS, LSE, D_LOSS, ids, CHUNK: tl.constexpr):
-    """Overwrites CHUNK logits of one row by their gradient."""
-    row = tl.program_id(0).to(tl.int64)
-    places = tl.program_id(1) * CHUNK + tl.arange(0, CHUNK)
-    where = LOGITS + row * ids + places
-    x = tl.load(where, mask=places < ids, other=float("-inf")).to(tl.float32)
-    gradient = tl.exp(x - tl.load(LSE + row)) - tl.where(places == tl.load(TARGETS + row), 1.0, 0.0)
-    tl.store(where, (gradient * tl.load(D_LOSS + row)).to(LOGITS.dtype.element_ty), mask=places < ids)
+def cross_entropy_gradient_kernel(
+    LOGITS, TARGETS, LSE, D_LOSS, SUMS, rows, ids, STEP: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr
+):  # fmt: skip
+    """Overwrites ``ROWS`` rows' logits of some ids by their gradient; their sum is one row of SUMS."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    first = tl.program_id(1).to(tl.int64) * ROWS
+    total = tl.zeros([STEP, COLUMNS], tl.float32)
+    for start in range(0, ROWS, STEP):
+        row = first + start + tl.arange(0, STEP)[:, None]
+        exists = (row < rows) & (column < ids)
+        where = LOGITS + row * ids + column
+        x = tl.load(where, mask=exists, other=float("-inf")).to(tl.float32)
+        lse, target = tl.load(LSE + row, mask=row < rows, other=0), tl.load(TARGETS + row, mask=row < rows, other=-1)
+        gradient = tl.exp(x - lse) - tl.where(column == target, 1.0, 0.0)
+        gradient *= tl.load(D_LOSS + row, mask=row < rows, other=0)
+        tl.store(where, gradient.to(LOGITS.dtype.element_ty), mask=exists)
+        total += gradient
+    tl.store(SUMS + tl.program_id(1) * ids + column, tl.sum(total, 0), mask=column < ids)

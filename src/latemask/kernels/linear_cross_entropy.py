@@ -1,7 +1,8 @@
 """The last linear layer and its cross-entropy, the logits written once and overwritten by their gradient.
 
 ``cross_entropy(x table' + bias)`` with logits in the precision of the factors, sums and exponentials in float32
-(Triton): one pass over the logits forward, one backward. ``plain`` is its twin in torch, for every other device.
+(Triton): one pass over the logits forward, one backward, which adds up the gradient of the bias too. ``plain`` is its
+twin in torch, for every other device.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from torch import Tensor
 from latemask.kernels import HAS_TRITON, INTERPRETED
 
 CHUNK = 4096
-"""Logits that a program works on at once."""
+"""Logits that a program works on at once, forward."""
+STEP, COLUMNS, ROWS = 8, 256, 128
+"""Backward it reads so many columns of ``STEP`` rows at once, of ``ROWS`` in all."""
 
 
 def plain(
@@ -50,7 +53,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         loss, lse = (x.new_empty(rows, dtype=torch.float32) for _ in range(2))
         kernels.cross_entropy_kernel[(rows,)](logits, targets, loss, lse, ids, CHUNK=CHUNK, num_warps=8)
         ctx.save_for_backward(x, table, targets, lse)
-        ctx.logits = logits
+        ctx.logits, ctx.bias_dtype = logits, bias.dtype
         return loss
 
     @staticmethod
@@ -64,7 +67,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
             raise RuntimeError("linear_cross_entropy: its backward pass ran before and used the logits up")
         d_logits, ctx.logits = ctx.logits, None
         rows, ids = d_logits.shape
-        kernels.cross_entropy_gradient_kernel[(rows, -(-ids // CHUNK))](
-            d_logits, targets, lse, d_loss.contiguous(), ids, CHUNK=CHUNK, num_warps=8
+        parts = -(-rows // ROWS)
+        sums = lse.new_empty(parts, ids)
+        kernels.cross_entropy_gradient_kernel[(-(-ids // COLUMNS), parts)](
+            d_logits, targets, lse, d_loss.contiguous(), sums, rows, ids, STEP, COLUMNS, ROWS
         )
-        return d_logits @ table, d_logits.t() @ x, d_logits.sum(0), None
+        return d_logits @ table, d_logits.t() @ x, sums.sum(0).to(ctx.bias_dtype), None

@@ -83,6 +83,10 @@ class FeedForward(nn.Sequential):
     def __init__(self, width: int, inner: int):
         super().__init__(nn.Linear(width, inner), GELU(), nn.Linear(inner, width))
 
+    def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
+        widen, gelu, narrow = self
+        return narrow(gelu.of(widen, x))  # type: ignore[operator]
+
 
 class Block(nn.Module):
     """Attention sublayers and a feed-forward network, each with a residual and a LayerNorm.
