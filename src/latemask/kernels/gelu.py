@@ -104,7 +104,7 @@ class _BiasedGelu(torch.autograd.Function):
 
 
 STEP, COLUMNS, TOKENS = 8, 256, 128
-"""A program reads so many columns of ``STEP`` tokens at once, of ``TOKENS`` in all: 64 registers a thread on Hopper."""
+"""A program reads so many columns of ``STEP`` tokens at once, of ``TOKENS`` in all."""
 
 
 @torch.library.custom_op("latemask::gelu_gradients", mutates_args=())
