@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
-from asked import asked, read
+from asked import asked, counts, read
 from refusals import check_gpu, program
 
 from latemask import console
 from latemask.bench import ROWS, BenchOptions, built, entries_of, machine_of, percent
 from latemask.cards import card_of_device
+from latemask.config import replace
 from latemask.errors import Refusal
 from latemask.kernels import relative_attention
 from latemask.training.distributed import pick_device
@@ -46,12 +47,15 @@ class Options:
     """Attentions, torch's among them: with dropout or rotary positions ours is what ships."""
     rows: int | None = None
     """A step; none given: as `latemask bench` has them."""
+    row_tokens: int | None = None
+    """Of a row; none given: the recipe's."""
     rounds: int = 6
     """Turns of each model."""
     steps: int = 8
     """A turn, after one that does not count."""
 
     def __post_init__(self) -> None:
+        counts(self, "row_tokens")
         if "torch" not in self.ways:
             raise Refusal("--ways", " ".join(self.ways) or "none", "torch among them: the others stand over it")
 
@@ -77,7 +81,9 @@ def measure(options: Options) -> dict[str, Any]:
     check_gpu(device, "attention")
     bench = BenchOptions(size=options.size, only=options.only, against="none", rows=options.rows,
                          rounds=options.rounds, steps=options.steps)  # fmt: skip
-    entries = [(entry, way) for entry in entries_of(options.size, bench, compiles=True) for way in options.ways]
+    longer = {} if options.row_tokens is None else {"shape.row_tokens": options.row_tokens}
+    entries = [(dataclasses.replace(entry, run=replace(entry.run, longer)), way)
+               for entry in entries_of(options.size, bench, compiles=True) for way in options.ways]  # fmt: skip
     steppers = []
     for entry, way in entries:
         console.say(f"building {entry.name}, {way}")
