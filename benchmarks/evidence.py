@@ -42,7 +42,7 @@ from typing import IO, Literal
 
 import roberta
 import tyro
-from asked import counts, words
+from asked import counts, each_once, words
 from cards import Queue
 from refusals import program
 
@@ -557,6 +557,7 @@ def collect(out: Path) -> Path:
 def main() -> None:
     """Run the jobs of a study that are not done."""
     options = tyro.cli(Options)
+    each_once(options)
     check(options)
     begun = time.monotonic()
     stopped = threading.Event()
