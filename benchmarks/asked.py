@@ -26,7 +26,7 @@ def read(kind: type[T], arguments: Sequence[str] | None = None) -> T:
 
 
 def each_once(options: Any) -> None:
-    """Raise ``Refusal`` where a field of ``options`` holds a value twice: what it stands for would be measured twice."""
+    """Raise ``Refusal`` where a field of ``options`` holds a value twice, which would be measured twice."""
     for name, value in vars(options).items():
         for one in value if isinstance(value, tuple) else ():
             if value.count(one) > 1:
