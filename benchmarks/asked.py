@@ -18,10 +18,19 @@ T = TypeVar("T")
 
 def read(kind: type[T], arguments: Sequence[str] | None = None) -> T:
     """The dataclass ``kind`` from the command line. Raises ``Refusal`` where its ``out`` can be no file: before the
-    measurement, not after it."""
+    measurement, not after it; and as ``each_once`` does."""
     options: Any = tyro.cli(kind, args=arguments)
+    each_once(options)
     check_file(options.out)
     return options
+
+
+def each_once(options: Any) -> None:
+    """Raise ``Refusal`` where a field of ``options`` holds a value twice, which would be measured twice."""
+    for name, value in vars(options).items():
+        for one in value if isinstance(value, tuple) else ():
+            if value.count(one) > 1:
+                raise Refusal(f"--{name.replace('_', '-')}", f"{one} twice", "each once")
 
 
 def counts(options: Any, *names: str) -> None:

@@ -30,7 +30,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import tyro
-from asked import asked, counts, words
+from asked import asked, counts, each_once, words
 from cards import Queue
 from children import ended, said
 from refusals import program
@@ -306,6 +306,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Train every variant, compare, draw; 1 where one failed."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     options = tyro.cli(Options, args=arguments)
+    each_once(options)
     if options.only is not None:
         return train(options, options.only)
     check_file(options.json)

@@ -42,17 +42,18 @@ from typing import IO, Literal
 
 import roberta
 import tyro
-from asked import counts, words
+from asked import counts, each_once, words
 from cards import Queue
 from refusals import program
 
 from latemask.cli import pretrain
 from latemask.cli.options import parse
+from latemask.downstream.blimp import read_pairs
 from latemask.downstream.glue import read_task
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.runner import tasks_of
 from latemask.downstream.squad import read_squad
-from latemask.downstream.tasks import GLUE
+from latemask.downstream.tasks import GLUE, Task
 from latemask.errors import Refusal
 from latemask.recipes import recipe
 from latemask.training.checkpoint import step_name
@@ -157,9 +158,13 @@ class Options:
                 found = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 raise Refusal(f"--{name}", f"{found}, of which {self.study} makes nothing",
                               f"it with one of: {', '.join(studies)}")  # fmt: skip
-        given = shlex.split(self.finetuning)  # an unknown flag ends the program here, not after the pretraining
-        tasks_of(parse(FinetuneOptions, ["MODEL", "--task", *self.tasks, "--data", "DATA", *given], prog="--finetuning",
-                       positional=("model",)))  # fmt: skip
+        self.glue_tasks()  # an unknown flag ends the program here, not after the pretraining
+
+    def glue_tasks(self) -> list[Task]:
+        """Those of ``--tasks``, as ``--finetuning`` says."""
+        given = shlex.split(self.finetuning)
+        return tasks_of(parse(FinetuneOptions, ["MODEL", "--task", *self.tasks, "--data", "DATA", *given],
+                              prog="--finetuning", positional=("model",)))  # fmt: skip
 
     def held_out(self, task: str) -> Path:
         return self.out / f"held-out-{task}.jsonl"
@@ -447,10 +452,21 @@ def write_texts(options: Options) -> None:
 
 
 def check(options: Options) -> None:
-    """Raise ``Refusal`` for what a pretraining would refuse: before the first of them, not after the others."""
-    for trial in trials_of(options)[0]:
+    """Raise ``Refusal`` for what a pretraining would refuse: before the first of them, not after the others; and for
+    folders that lack what is read of them when it has ended."""
+    trials, measures = trials_of(options)
+    for trial in trials:
         read = roberta.read if trial.is_peer else pretrain.read
         read([trial.recipe, "--data", "DATA", "--out", "OUT", *trial.flags, *shlex.split(options.flags)])
+    if options.blimp and "blimp" in measures:
+        read_pairs(options.blimp, first=options.first)
+    if options.squad and "squad" in measures:
+        for name in (SQUAD_TRAIN, SQUAD_DEV):
+            read_squad(options.squad / name)
+    if options.glue and "glue" in measures:
+        for task in options.glue_tasks():
+            if task.kind != "span":
+                read_task(task, options.glue)
 
 
 class Runner:
@@ -557,6 +573,7 @@ def collect(out: Path) -> Path:
 def main() -> None:
     """Run the jobs of a study that are not done."""
     options = tyro.cli(Options)
+    each_once(options)
     check(options)
     begun = time.monotonic()
     stopped = threading.Event()

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import transformers
 import tyro
-from asked import asked
+from asked import asked, each_once
 from refusals import program
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer, TrainerCallback, TrainingArguments
 
@@ -335,6 +335,7 @@ def compared(scores: dict[str, list[float]]) -> dict[str, Any]:
 
 def main() -> None:
     chosen: Any = tyro.extras.subcommand_cli_from_dict({"speed": Speed, "agreement": Agreement})
+    each_once(chosen)
     check_file(chosen.out)
     transformers.utils.logging.set_verbosity_error()
     speed(chosen) if isinstance(chosen, Speed) else agreement(chosen)

@@ -117,6 +117,7 @@ class Trainer:
         plain, _ = flops_per_token(run)
         card, batch_tokens = card_of_device(device_name(self.world.device)), settings.batch_rows * run.shape.row_tokens
         losses, logged_step, logged_at = torch.zeros((), device=self.world.device), 0, 0.0
+        unigram_loss = self.plateau and self.plateau.unigram_loss
         reason: Reason = "seconds" if settings.max_seconds else "steps"
         prefetch = Prefetch(self.batches, 0, settings.batch_rows, self.micro_rows, self.world.device)
         with prefetch, closing(journal.Journal(self.options.out / "journal.jsonl")) as book:
@@ -125,7 +126,7 @@ class Trainer:
             book.add("start", step=0, run=json.loads(run.to_json()), card=device_name(self.world.device), world=1,
                      versions=versions, parameters=parameters, flops_per_token=plain, plain_flops_per_token=plain,
                      rows=self.rows.count, refused_rows=len(self.rows.refused), dropped_tokens=self.rows.dropped_tokens,
-                     unigram_loss=self._unigram_loss, peer="transformers RobertaForMaskedLM")  # fmt: skip
+                     unigram_loss=unigram_loss, peer="transformers RobertaForMaskedLM")  # fmt: skip
             self._save(book, 0.0)
             self._accumulate(prefetch.take(0))  # compiles, off the clock
             self.model.zero_grad(set_to_none=True)
@@ -165,12 +166,8 @@ class Trainer:
                 self._save(book, watch.seconds)
             book.add("end", step=self.state.updates, reason=reason, seconds=watch.seconds,
                      tokens=self.state.updates * batch_tokens,
-                     word_frequencies_only=is_no_better(self.validation_loss, self._unigram_loss))  # fmt: skip
+                     word_frequencies_only=is_no_better(self.validation_loss, unigram_loss))  # fmt: skip
         return reason
-
-    @property
-    def _unigram_loss(self) -> float | None:
-        return None if self.validation is None else self.validation.unigram_loss
 
     def _accumulate(self, micro_batches: list[Batch]) -> Tensor:
         total = torch.zeros((), device=self.world.device)

@@ -102,6 +102,20 @@ def test_counts_are_from_one_on_and_some() -> None:
             load("asked").counts(wrong, "one", "more_rows")
 
 
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["attention", "--ways", "torch", "torch"], "--ways: found torch twice"),
+    (["milliseconds", "--only", "mlm", "mlm"], "--only: found mlm twice"),
+    (["processes", "--data", ".", "--cards-list", "1", "2", "1"], "--cards-list: found 1 twice"),
+    (["curves", "--data", ".", "--cards", "0", "0"], "--cards: found 0 twice"),
+    (["evidence", "collapse", "--data", ".", "--out", "o", "--cards", "0", "0"], "--cards: found 0 twice"),
+    (["finetune", "speed", "--data", ".", "--systems", "latemask", "latemask"], "--systems: found latemask twice"),
+])  # fmt: skip
+def test_what_is_named_twice_is_refused_before_anything_runs(arguments: list[str], said: str, tmp_path: Path) -> None:
+    done = ended_of(arguments, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{said}; wanted each once\n")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_program_ends_with_its_status_or_in_a_line() -> None:
     def raising(error: BaseException) -> None:
         raise error

@@ -155,10 +155,11 @@ def test_any_minimal_pairs_are_read(tmp_path):
     )
     write_lines(tmp_path / "data" / "two.jsonl", [{"sentence_good": "a", "sentence_bad": "b"}, {"sentence_good": "a"},
                                                   {"sentence_good": " ", "sentence_bad": "b"}])  # fmt: skip
-    pairs, refused = read_pairs(tmp_path)
+    pairs, refused, fingerprint = read_pairs(tmp_path)
     assert [(pair.paradigm, pair.field) for pair in pairs] == [("p", "f_g")] * 2 + [("two", "all")]
     assert list(refused.values()) == [2]
-    assert len(read_pairs(tmp_path, first=1)[0]) == 2
+    some, _, whole = read_pairs(tmp_path, first=1)
+    assert (len(some), whole) == (2, fingerprint)
     with pytest.raises(Refusal, match="yes"):
         read_pairs(tmp_path, good="yes")
     with pytest.raises(Refusal, match="one field, 'no'"):

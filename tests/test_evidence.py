@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import subprocess
 import sys
 import tarfile
@@ -23,6 +24,12 @@ from latemask.downstream.runner import output_folder
 from latemask.errors import Refusal
 
 cards, evidence, roberta = load("cards"), load("evidence"), load("roberta")
+
+
+COLA = "gj04\t1\t\tThe sailors rode the breeze.\ngj04\t0\t*\tThe more does Bill smoke.\n"
+ASKED = [{"id": str(number), "question": f"which {number}?", "answers": [], "is_impossible": True} for number in (1, 2)]
+PARAGRAPHS = [{"context": "A text.\nOf two lines.", "qas": ASKED}]
+SQUAD = json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": PARAGRAPHS}]})
 
 
 def options(study: str, folder: Path, **changes):
@@ -263,6 +270,27 @@ def test_what_a_command_would_refuse_is_refused_before_any_job(
     assert not out.exists()
 
 
+@pytest.mark.parametrize(("flag", "files", "said"), [
+    ("blimp", (), "no .jsonl file"), ("squad", (), "mini-train-v2.0.json: found No such file"),
+    ("squad", ("mini-train-v2.0.json",), "mini-dev-v2.0.json: found No such file"),
+    ("glue", (), "train.tsv: found no such file"), ("glue", ("train.tsv",), "dev.tsv: found no such file"),
+])  # fmt: skip
+def test_a_folder_that_lacks_what_is_measured_is_refused_before_any_job(flag, files, said, tmp_path, monkeypatch):
+    folder, out = tmp_path / flag, tmp_path / "out"
+    folder.mkdir()
+    for name in files:
+        (folder / name).write_text(COLA if flag == "glue" else SQUAD, encoding="utf-8")
+    command = ["evidence.py", "objectives", "--data", str(tmp_path), "--out", str(out), "--tasks", "cola"]
+    monkeypatch.setattr(sys, "argv", [*command, f"--{flag}", str(folder)])
+    with pytest.raises(Refusal, match=re.escape(said)):
+        evidence.main()
+    assert not out.exists()
+
+
+def test_a_folder_that_nothing_is_read_of_is_not_looked_into(tmp_path):
+    evidence.check(options("collapse", tmp_path, size="tiny"))
+
+
 KILLED = """
 import subprocess
 import sys
@@ -363,11 +391,7 @@ def test_held_out_texts_are_the_task_s_pairs_each_as_one_text(tmp_path):
     for split in ("train", "dev_matched", "dev_mismatched"):
         lines = [f"index\tsentence1\tsentence2\tgold_label\n0\t{split} one\ttwo é\tneutral\n"]
         (tmp_path / "MNLI" / f"{split}.tsv").write_text("".join(lines), encoding="utf-8")
-    asked = [
-        {"id": str(number), "question": f"which {number}?", "answers": [], "is_impossible": True} for number in (1, 2)
-    ]
-    article = {"title": "t", "paragraphs": [{"context": "A text.\nOf two lines.", "qas": asked}]}
-    (tmp_path / "mini-dev-v2.0.json").write_text(json.dumps({"version": "v2.0", "data": [article]}))
+    (tmp_path / "mini-dev-v2.0.json").write_text(SQUAD)
     evidence.write_texts(options("objectives", tmp_path))
     files = {task: (tmp_path / "out" / f"held-out-{task}.jsonl").read_text(encoding="utf-8").splitlines()
              for task in ("mnli", "squad2")}  # fmt: skip

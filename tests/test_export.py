@@ -400,22 +400,31 @@ def test_what_is_there_is_kept_unless_it_is_an_export(encoder, tmp_path):
 
 
 def test_export_says_what_it_is_doing_before_it_waits(tmp_path, monkeypatch, capsys):
-    from latemask.hf import ExportOptions, exporting, run_export
-
-    def exported(model, out, **options):
+    def verified(*_, **__):
         told.append(capsys.readouterr().out)
-        raise Refusal(model, "enough", "no more")
+        raise Refusal("model", "enough", "no more")
 
     told: list[str] = []
-    monkeypatch.setattr(exporting, "export", exported)
+    monkeypatch.setattr(exporting, "verify", verified)
+    write_run(tmp_path / "run", small("mae_lm"), byte_level())
     with pytest.raises(Refusal, match="enough"):
-        run_export(ExportOptions("runs/x", str(tmp_path / "out")))
+        run_export(ExportOptions(str(tmp_path / "run"), str(tmp_path / "out")))
     assert "fresh process" in told[0]
     assert str(tmp_path / "out") in told[0]
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(Refusal, match="something already there"):
-        run_export(ExportOptions("runs/x", str(tmp_path)))
-    assert capsys.readouterr().out == "", "nothing is said to be written where nothing may be"
+
+
+@pytest.mark.parametrize(
+    ("model", "out", "kind", "found"),
+    [("run", "run", "encoder", "something already there"), ("none", "out", "encoder", "no such folder"),
+     ("empty", "out", "encoder", "no checkpoint"), ("run", "out", "masked-lm", "rewrites")],
+)  # fmt: skip
+def test_nothing_is_said_to_be_written_where_nothing_is(model, out, kind, found, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    write_run(tmp_path / "run", small("decoder_causal_cross"), byte_level())
+    with pytest.raises(Refusal, match=found):
+        run_export(ExportOptions(str(tmp_path / model), str(tmp_path / out), kind))
+    assert capsys.readouterr().out == ""
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_card_of_a_stopped_run_says_what_was_trained_after_the_last_train_line(tmp_path):

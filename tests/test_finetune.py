@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -13,9 +14,10 @@ import pytest
 import torch
 
 from latemask.config import replace
-from latemask.downstream import stepper
+from latemask.downstream import runner, stepper
 from latemask.downstream.bucketed import DeviceRows, epoch_batches, sorted_batches
 from latemask.downstream.casts import Casts, used_once
+from latemask.downstream.claims import claimed
 from latemask.downstream.examples import Examples
 from latemask.downstream.finetune import EVALUATION_TOKENS, Bench, Model, predict, result_of
 from latemask.downstream.grid import points_of
@@ -23,13 +25,14 @@ from latemask.downstream.heads import NO_LABEL, FineTuned, losses
 from latemask.downstream.inputs import Frame, Inputs, longest_first
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.problem import TextProblem, cosines
-from latemask.downstream.runner import STOPPED, finetune, output_folder
+from latemask.downstream.runner import STOPPED, finetune, output_folder, run_finetune
 from latemask.downstream.saving import load_finetuned
 from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import own_task
 from latemask.errors import Refusal
 from latemask.model.encoder import Encoder
 from latemask.recipes import recipe
+from latemask.training.loop import PREEMPTED
 from latemask.writing import write_json
 from trained import byte_level, write_run
 
@@ -446,6 +449,25 @@ def test_the_folder_is_the_queue(folders, tmp_path, capsys):
     assert again == result
 
 
+def test_a_point_that_somebody_is_at_is_left_to_them_and_said(folders, tmp_path, monkeypatch, capsys):
+    folder, _ = folders
+    monkeypatch.setattr(runner, "exit_when_told", lambda status: None)
+    options = options_of(folder, tmp_path, seeds=2, epochs=1)
+    assert run_finetune(options) == 0
+    held = next(tmp_path.glob("own-*-s1-*.json"))
+    result = held.read_text()
+    held.unlink()
+    capsys.readouterr()
+    with claimed(tmp_path, held.stem):
+        assert run_finetune(options) == PREEMPTED
+        assert len(finetune(options)[0]["seeds"]) == 1
+        somebody = f"process {os.getpid()} on {socket.gethostname()}"
+        assert f"warning: {held.stem}: not in the table, for {somebody} is at it" in capsys.readouterr().err
+        held.write_text(result)
+    assert run_finetune(options) == 0
+    assert "is at it" not in capsys.readouterr().err
+
+
 def test_another_question_of_the_same_data_is_another_point(folders, tmp_path, capsys):
     folder, _ = folders
     short = {"epochs": 1, "seeds": 1}
@@ -630,8 +652,6 @@ finetune({options_of(folder, tmp_path, epochs=200)!r})
     [claim] = tmp_path.glob("*.claim-0")
     assert not list(tmp_path.glob("*.json"))
     name = claim.name.removesuffix(".claim-0")
-    from latemask.downstream.claims import claimed
-
     with claimed(tmp_path, name) as is_ours:  # at once: its owner is known to be dead
         assert is_ours
     assert [path.name for path in tmp_path.glob("*.claim*")] == [claim.name]

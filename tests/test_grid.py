@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from latemask.downstream import claims
-from latemask.downstream.claims import being_done, claimed, is_done, read_results
+from latemask.downstream.claims import claimed, is_done, read_results, who_is_at
 from latemask.downstream.grid import PAPER, QUICK, point_name, points_of, said, space_of, summarize
 from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import GLUE, SQUAD, own_task
@@ -120,7 +120,7 @@ def test_results_are_written_whole_and_read_back(tmp_path):
 def test_a_claim_keeps_others_out_until_it_ends(tmp_path):
     with claimed(tmp_path, "x") as first:
         assert first
-        assert being_done(tmp_path, "x")
+        assert who_is_at(tmp_path, "x")
         with claimed(tmp_path, "x") as second, claimed(tmp_path, "y") as other:
             assert not second
             assert other
@@ -164,7 +164,7 @@ def test_a_stale_claim_is_passed_over(tmp_path):
             if is_ours:
                 write_json(tmp_path / f"{name}.json", {})
     assert not list(tmp_path.glob("old.claim*"))
-    assert being_done(tmp_path, "fresh")
+    assert who_is_at(tmp_path, "fresh")
     assert not is_done(tmp_path, "fresh")
 
 

@@ -556,10 +556,29 @@ def test_two_tasks_of_ones_own_are_two_rows(tmp_path):
 
 def test_results_on_files_of_one_folder_are_told_apart_by_the_files(tmp_path):
     each = [similarity("x") | {"options": {"data": "tasks", "dev": dev}} for dev in ("alike.csv", "b/other.csv", "")]
-    saved = finetuned("x", 0.8) | {"options": {"data": "tasks", "dev": "later.csv"}}
-    folders = read_folders([put(tmp_path / "x", *each, saved)])
+    saved = [finetuned("x", 0.8) | {"options": {"data": "tasks", "dev": "later.csv"}, "task": task,
+                                    "data": {"dev": {"fingerprint": task}}} for task in ("rte", "mrpc")]  # fmt: skip
+    folders = read_folders([put(tmp_path / "x", *each, *saved)])
     assert sorted(row[1] for row in similarity_table(folders).rows) == ["alike.csv", "other.csv", "tasks"]
-    assert {row[3] for row in finetuned_table(folders).rows} == {"later.csv"}
+    assert {row[3] for row in finetuned_table(folders).rows} == {"later.csv"}, "of two tasks"
+
+
+def test_results_on_other_data_of_one_name_are_told_apart(tmp_path):
+    """By the folders above; those of the same data, wherever they lay, are called alike."""
+    places = {"one": ("/a/en/alike.csv", "/b/en/alike.csv"), "two": ("/a/de/alike.csv",), "three": ("/a/de/alike.csv",)}
+    each = [(print_, place) for print_, all_places in places.items() for place in all_places]
+    alike = [similarity("x") | {"options": {"data": place}, "data": {"fingerprint": print_}} for print_, place in each]
+    saved = [finetuned("x", 0.8) | {"options": {"data": "d", "dev": place}, "data": {"dev": {"fingerprint": print_}}}
+             for print_, place in each]  # fmt: skip
+    right = [pairs("x", 0.1 * number) | {"options": {"data": place}, "data": {"fingerprint": print_}}
+             for number, (print_, place) in enumerate(each)]  # fmt: skip
+    old = similarity("x") | {"options": {"data": "/a/en/alike.csv"}}
+    folders = read_folders([put(tmp_path / "x", *alike, *saved, *right, old)])
+    named = ["alike.csv, data three", "alike.csv, data two", "en/alike.csv", "en/alike.csv"]
+    assert sorted(row[1] for row in similarity_table(folders).rows) == ["alike.csv", *named]
+    assert {row[3] for row in finetuned_table(folders).rows} == set(named)
+    assert sorted(column.split(", ", 1)[1] for column in pairs_table(folders).columns[1:]) == named
+    assert {entry.title for entry in entries(folders)} == {f"Minimal pairs, {name}" for name in named}
 
 
 def test_evaluations_on_a_part_of_the_data_are_marked(tmp_path):

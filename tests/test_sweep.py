@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -244,17 +245,19 @@ def test_a_run_that_somebody_is_at_is_left_to_them(data, tmp_path, capsys):
     run = tiny_run("delta", steps=1)
     with claimed(tmp_path / "out", NAMES[1]) as is_ours:
         assert is_ours
-        assert sweep(run, DELTAS, data, tmp_path / "out") == 0
+        assert sweep(run, DELTAS, data, tmp_path / "out") == PREEMPTED, "not all runs are there"
     assert folders_of(tmp_path / "out") == [NAMES[0], NAMES[2]]
     said = capsys.readouterr().out
-    assert f"{NAMES[1]}: another process is at it" in said
+    assert f"{NAMES[1]}: process {os.getpid()} on {socket.gethostname()} is at it" in said
+    assert "1 of 3 runs are others' and not done. The same command goes on." in said
     assert ": done" not in said
     assert sweep(run, DELTAS, data, tmp_path / "out") == 0
     assert folders_of(tmp_path / "out") == NAMES
     said = capsys.readouterr().out
     assert f"{NAMES[0]}: done" in said
     assert f"{NAMES[2]}: done" in said
-    assert "another process" not in said
+    assert "is at it" not in said
+    assert "not done" not in said
 
 
 @pytest.mark.slow
@@ -270,13 +273,14 @@ def test_processes_share_the_folder_and_do_no_run_twice(data, tmp_path):
     said = []
     for process in both:
         output, error = process.communicate(timeout=240)
-        assert process.returncode == 0, error
+        assert process.returncode in (0, PREEMPTED), error
         said.append(output)
+    assert any(process.returncode == 0 for process in both), "who ends last has all runs"
     assert len(list(out.glob("masking.delta=*.json"))) == 4
     for name in folders_of(out):
         assert [line["kind"] for line in lines_of(out / name, "start", "resume", "end")] == ["start", "end"]
     lines = [line for output in said for line in output.splitlines() if " of 4, " in line]
-    passed = sum(line.endswith((": done", ": another process is at it")) for line in lines)
+    passed = sum(line.endswith((": done", " is at it")) for line in lines)
     assert passed == 4
 
 

@@ -134,7 +134,7 @@ def test_a_signal_at_any_line_gives_a_claim_up(tmp_path: Path) -> None:
         if interrupted(number, place) != "before":
             assert number > 10
             break
-        assert not claims.being_done(place, "x")
+        assert not claims.who_is_at(place, "x")
         assert not list(place.glob("x.claim-?"))
         with claims.claimed(place, "x") as is_ours:
             assert is_ours

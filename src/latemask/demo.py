@@ -311,7 +311,6 @@ def use(store: TokenStore, corpus: Corpus, out: Path) -> dict[str, Any]:
     from latemask.text.tokenizer import load_tokenizer
 
     folder = out / "encoder"
-    console.say("writing the export, and checking it in a fresh process ...")
     exported = export(out / "runs" / SYSTEMS[-1], folder, overwrite=True)
     console.say(f"{folder}: AutoModel reads a {exported.model_class}; largest difference {exported.max_difference:.1e}")
     sentences = held_out_sentences(store, load_tokenizer(out / "tok"))

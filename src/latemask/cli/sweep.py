@@ -72,11 +72,12 @@ def run_sweep(arguments: Sequence[str]) -> int:
 
 
 def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
-    """Run every point that is not done and not somebody else's, then show all of them; the exit status.
+    """Run every point that is not done and not somebody else's, then show all of them; the exit status, PREEMPTED also
+    where others are still at some.
 
     Raises ``Refusal`` before the first run for fields, values, data or an ``out`` that cannot be used.
     """
-    from latemask.downstream.claims import claimed, is_done
+    from latemask.downstream.claims import claimed, is_done, who_is_at
     from latemask.text.store import open_store
     from latemask.training.loop import PREEMPTED
 
@@ -94,7 +95,8 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
     for number, point in enumerate(found, 1):
         with claimed(out, point.name) as is_ours:
             if not is_ours:
-                why = "done" if is_done(out, point.name) else "another process is at it"
+                somebody = who_is_at(out, point.name) or "another process"
+                why = "done" if is_done(out, point.name) else f"{somebody} is at it"
                 console.say(f"{number} of {len(found)}, {point.name}: {why}")
                 continue
             console.say(f"{number} of {len(found)}, {point.name}")
@@ -109,6 +111,9 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
                 return PREEMPTED
     if any(is_done(out, point.name) for point in found):
         finish(out)
+    if missing := sum(not is_done(out, point.name) for point in found):
+        console.say(f"{missing} of {len(found)} runs are others' and not done. The same command goes on.")
+        return PREEMPTED
     return 0
 
 

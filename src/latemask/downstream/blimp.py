@@ -6,6 +6,8 @@ reported. Accuracy for each paradigm, field and overall.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,8 +33,9 @@ class Pair:
 
 def read_pairs(
     data: Path, good: str = "sentence_good", bad: str = "sentence_bad", first: int | None = None
-) -> tuple[list[Pair], dict[str, int]]:
-    """The pairs of a .jsonl file, or of every one in a folder (or its ``data`` folder), and the rows refused by file.
+) -> tuple[list[Pair], dict[str, int], str]:
+    """The pairs of a .jsonl file, or of every one in a folder (or its ``data`` folder), the rows refused by file, and a
+    fingerprint of all pairs, also of those beyond the ``first``.
 
     A pair's paradigm is its ``UID``, else the file's name; its field ``field``, else "all" (BLiMP spells one of its
     fields in two ways, with / and with _). ``first``: pairs a file.
@@ -43,9 +46,10 @@ def read_pairs(
     files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else [data]
     if not files:
         raise Refusal(data, "no .jsonl file", "a folder of minimal pairs in JSON lines")
-    pairs, refused = [], {}
+    pairs, refused, digest = [], {}, hashlib.sha256()
     for path in files:
         table = read_table(path, [good, bad], optional=["UID", "field"])
+        digest.update(json.dumps([table.columns[good], table.columns[bad]]).encode())
         names, fields = table.columns["UID"], table.columns["field"]
         for number, (one, two) in enumerate(zip(table.columns[good][:first], table.columns[bad][:first], strict=True)):
             if not isinstance(one, str) or not isinstance(two, str) or not one.strip() or not two.strip():
@@ -57,7 +61,7 @@ def read_pairs(
             refused[str(path)] = len(table.refused)
     if not pairs:
         raise Refusal(data, "no usable pair", "two sentences a line")
-    return pairs, refused
+    return pairs, refused, digest.hexdigest()[:16]
 
 
 def sentence_rows(

@@ -77,10 +77,16 @@ def claimed(folder: Path, name: str) -> Iterator[bool]:
             claim.unlink(missing_ok=True)
 
 
-def being_done(folder: Path, name: str) -> bool:
-    """Whether somebody who is alive is at this point."""
+def who_is_at(folder: Path, name: str) -> str:
+    """The process that is at this point and alive, in words; empty: none."""
     claims = _claims(folder, name)
-    return bool(claims) and not _is_stale(claims[-1])
+    if not claims or _is_stale(claims[-1]):
+        return ""
+    try:
+        owner = _owner(claims[-1].read_bytes())
+    except FileNotFoundError:  # just given up
+        return ""
+    return f"process {owner['process']} on {owner['host']}" if "host" in owner else "another process"
 
 
 def _give_up(folder: Path, name: str) -> None:
@@ -148,7 +154,7 @@ def _owner(text: bytes) -> dict[str, Any]:
         owner = json.loads(text)
     except (ValueError, RecursionError):
         owner = None
-    if isinstance(owner, dict) and isinstance(owner.get("process"), int) and "machine" in owner:
+    if isinstance(owner, dict) and isinstance(owner.get("process"), int) and owner.keys() >= {"machine", "host"}:
         return owner
     return {"machine": None}
 

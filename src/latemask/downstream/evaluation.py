@@ -117,7 +117,7 @@ def _blimp(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
     from latemask.downstream.inputs import Inputs
     from latemask.downstream.likelihood import pseudo_log_likelihoods
 
-    pairs, refused = read_pairs(Path(options.data), options.good, options.bad, options.first)
+    pairs, refused, fingerprint = read_pairs(Path(options.data), options.good, options.bad, options.first)
     for path, count in refused.items():
         console.warn(f"{path}: {count:,} rows left out: no two sentences")
     source, facts = _facts(options.model)
@@ -143,7 +143,8 @@ def _blimp(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
     console.table(f"Minimal pairs, {options.model}", ("field", "accuracy", "pairs", "ties (wrong)"), rows_of_table)
     subset = {} if options.first is None else {"pairs": f"the first {options.first:,} of each file"}
     _say_subset(subset)
-    return {"model": facts, "score": found["accuracy"], "refused_rows": refused, "subset": subset, **found}
+    return {"model": facts, "score": found["accuracy"], "refused_rows": refused, "subset": subset,
+            "data": {"fingerprint": fingerprint}, **found}  # fmt: skip
 
 
 def _say_subset(subset: dict[str, str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from latemask import console
-from latemask.downstream.claims import ANEW, being_done, is_done, read_results
+from latemask.downstream.claims import ANEW, is_done, read_results, who_is_at
 from latemask.downstream.glue import HUB, HUB_SPLITS
 from latemask.downstream.grid import NEEDED, said, summarize
 from latemask.downstream.metrics import METRICS
@@ -30,18 +30,24 @@ SHOWN = {*METRICS, "span_f1", "exact", "best_exact", "best_f1"}
 """Metrics that the printed table has room for."""
 
 
-def run_finetune(options: FinetuneOptions) -> None:
-    """What ``latemask finetune`` does: see ``finetune``. Told to end (SIGTERM), it gives up its claims as it goes."""
+def run_finetune(options: FinetuneOptions) -> int:
+    """What ``latemask finetune`` does: see ``finetune``; the exit status: 0, or that of what can go on where others are
+    still at some of the points. Told to end (SIGTERM), it gives up its claims as it goes."""
     exit_when_told(STOPPED)
-    finetune(options)
+    return os.EX_TEMPFAIL if _finetuned(options)[1] else 0
 
 
 def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
     """Run every point that is not done, print the table, and return its rows (``grid.summarize``).
 
-    Raises ``Refusal`` for unusable options, models or data, and, after the other points, where a process failed or
-    results are gone.
+    Points that other processes are at are left to them: a warning names each that the table lacks. Raises ``Refusal``
+    for unusable options, models or data, and, after the other points, where a process failed or results are gone.
     """
+    return _finetuned(options)[0]
+
+
+def _finetuned(options: FinetuneOptions) -> tuple[list[dict[str, Any]], list[str]]:
+    """The table's rows, and the points that it lacks since other processes are still at them."""
     for name in ("seeds", "parallel", "together"):
         if getattr(options, name) < 1:
             raise Refusal(f"--{name}", str(getattr(options, name)), "at least 1")
@@ -49,9 +55,7 @@ def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
     refuse_unread(options)
     out = output_folder(options.out, options.model)
     names = _work(options, out, 0) if options.parallel == 1 else _work_in_processes(options, out)
-    unfinished = {name: being_done(out, name) for name in names if not is_done(out, name)}
-    for name, has_somebody in unfinished.items():
-        console.warn(f"{name}: {'being done by another process' if has_somebody else 'not done'}")
+    unfinished = {name: who_is_at(out, name) for name in names if not is_done(out, name)}
     for flag, is_asked, ending in (("--save", options.save, "model"), ("--predictions", options.predictions, "files")):
         lacking = [
             name for name in names if is_asked and is_done(out, name) and not (out / f"{name}.{ending}").is_dir()
@@ -60,15 +64,18 @@ def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
             console.warn(f"{flag}: {len(lacking)} of {len(names)} points were done before without it; delete their "
                          f"JSON, such as {lacking[0]}.json, to have them done anew")  # fmt: skip
     results = read_results(out, needed=NEEDED)
-    if broken := [name for name in names if is_done(out, name) and name not in results]:
+    if broken := [name for name in names if name not in results | unfinished and is_done(out, name)]:
         raise Refusal(out / f"{broken[0]}.json", "no result of a fine-tuning", "one, for it is named as one", ANEW)
     summary = summarize(results.values())
     write_json(out / SUMMARY, {"kind": "finetune-summary", "tasks": summary})
     print_summary(summary, out)
-    if lost := [name for name, has_somebody in unfinished.items() if not (has_somebody or is_done(out, name))]:
+    missing = [name for name in names if name not in results]
+    if lost := [name for name in missing if not unfinished.get(name)]:
         raise Refusal(out, f"{len(lost)} of {len(names)} points without a result, such as {lost[0]}",
                       "each one's file, as it was written", "Start again to have them done anew")  # fmt: skip
-    return summary
+    for name in missing:
+        console.warn(f"{name}: not in the table, for {unfinished[name]} is at it. The same command again adds it")
+    return summary, missing
 
 
 def tasks_of(options: FinetuneOptions) -> list[Task]:

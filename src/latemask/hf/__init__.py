@@ -59,14 +59,9 @@ def __getattr__(name: str) -> Any:
 
 def run_export(options: ExportOptions) -> None:
     """What ``latemask export`` does: write, verify, and say what was found."""
-    from pathlib import Path
-
     from latemask.console import say
-    from latemask.hf.exporting import CARD, CODE, MARK, export
-    from latemask.writing import check_free
+    from latemask.hf.exporting import CODE, export
 
-    check_free(Path(options.out), options.overwrite, CARD, MARK)
-    say(f"Writing {options.out}, then loading it in a fresh process to check it: half a minute or so")
     done = export(options.model, options.out, kind=options.kind, overwrite=options.overwrite)
     say(f"{done.folder}: {done.model_class} and {done.tokenizer_class}, loaded in a fresh process by transformers "
         f"{done.transformers}; largest difference {done.max_difference:.1e}")  # fmt: skip

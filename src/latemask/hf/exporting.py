@@ -11,6 +11,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from latemask.console import say
 from latemask.errors import Refusal
 from latemask.hf import modeling_latemask, stock
 from latemask.hf.card import TAG, card
@@ -66,6 +67,7 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
     if fills_masks and not stock.is_plain_mlm(run):
         family = "latemask"
     with written_aside(out) as aside:
+        say(f"Writing {out}, then loading it in a fresh process to check it: half a minute or so")
         _write_model(aside, pretrainer, family, fills_masks)
         write_tokenizer(aside, tokenizer, run.shape.row_tokens, fills_masks=fills_masks)
         if not fills_masks:

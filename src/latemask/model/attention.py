@@ -120,12 +120,11 @@ class CrossAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(
-        self, x: Float[Tensor, "B n D"], memory: Float[Tensor, "B K E"], geometry: Geometry, start: int = 0
+        self, x: Float[Tensor, "B Q D"], memory: Float[Tensor, "B K E"], geometry: Geometry
     ) -> Float[Tensor, "B Q D"]:
-        q = heads_first(each(self.query, x[:, start:]), self.heads)
+        q = heads_first(each(self.query, x), self.heads)
         k, v = (heads_first(part, self.heads) for part in each(self.key_value, memory).chunk(2, dim=-1))
-        dropout = self.dropout if self.training else 0.0
-        return each(self.output, attend(q, k, v, geometry.queries_from(start), dropout))
+        return each(self.output, attend(q, k, v, geometry, self.dropout if self.training else 0.0))
 
 
 def relative_buckets(row_tokens: int, buckets: int, distance: int) -> Int[Tensor, " 2*{row_tokens}-1"]:

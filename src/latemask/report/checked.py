@@ -56,6 +56,7 @@ RESIDUAL, SHARE = OrNull({"share": NUMBER}), OrNull(NUMBER)
 BOUND = dict.fromkeys(("residual", "one", "infinity_printed", "infinity_corrected", "cubic"), NUMBER)
 SCORES = Each(Each(NUMBER))
 SETTINGS = dict.fromkeys(("epochs", "learning_rate", "batch_rows", "warmup_share", "seed"), NUMBER)
+FINGERPRINT = {"fingerprint": TEXT}
 MODEL = {"folder": IfThere(TEXT), **ORIGIN}
 
 FORMS: dict[str, Any] = {
@@ -68,18 +69,20 @@ FORMS: dict[str, Any] = {
     "finetune": {
         "task": TEXT, "title": TEXT, "metric": TEXT, "score": NUMBER, "scores": SCORES, "majority": SCORES,
         "degenerate": FLAG, "subset": Each(TEXT, may_be_empty=True), "model": {**MODEL, "weights": TEXT}, "seed": WHOLE,
-        "data": Each({"fingerprint": TEXT}), "settings": SETTINGS, "train_seconds": NUMBER, "versions": {},
+        "data": Each(FINGERPRINT), "settings": SETTINGS, "train_seconds": NUMBER, "versions": {},
         "card": OrNull(TEXT)},
     "evaluation": {"suite": TEXT, "model": MODEL, "options": IfThere({}),
                    "subset": IfThere(Each(TEXT, may_be_empty=True))},
 }  # fmt: skip
 SUITES: dict[str, Any] = {
-    "blimp": {"score": NUMBER, "accuracy": NUMBER, "pairs": WHOLE, "ties": WHOLE, "fields": Each({"accuracy": NUMBER})},
+    "blimp": {"score": NUMBER, "accuracy": NUMBER, "pairs": WHOLE, "ties": WHOLE, "fields": Each({"accuracy": NUMBER}),
+              "data": IfThere(FINGERPRINT)},
     "masked-loss": {"loss": NUMBER, "loss_per_character": NUMBER, "rate": NUMBER, "masked_tokens": WHOLE,
                     "row_tokens": WHOLE, "rows": IfThere(WHOLE), "tokenizer": IfThere(OrNull(TEXT)),
                     "fingerprint": IfThere(TEXT)},
-    "similarity": {"scores": {"dev": {"spearman": NUMBER, "pearson": NUMBER}}},
-    "finetuned": {"task": TEXT, "scores": SCORES, "is_constant": FLAG},
+    "similarity": {"scores": {"dev": {"spearman": NUMBER, "pearson": NUMBER}}, "data": IfThere(FINGERPRINT)},
+    "finetuned": {"task": TEXT, "scores": SCORES, "is_constant": FLAG,
+                  "data": IfThere(Each(FINGERPRINT, may_be_empty=True))},
 }  # fmt: skip
 """Of evaluations, what each suite adds; the report passes over those of other suites."""
 

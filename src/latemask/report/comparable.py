@@ -122,5 +122,41 @@ def other_cards(runs: Sequence[RunFolder]) -> list[str]:
 
 def data_of(evaluation: Mapping[str, Any]) -> str:
     """The name of the data that were evaluated on: of the file, where one of the folder's was asked for."""
+    return _path_of(evaluation).name
+
+
+def data_names(evaluations: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """``data_of`` each by its ``id``; where other data have that name with the folders above that tell them apart, or,
+    where none do, with a fingerprint."""
+    paths: dict[tuple[str, Any], dict[str, Path]] = {}
+    for one in evaluations:
+        paths.setdefault(_called(one), {})[_fingerprint(one)] = _path_of(one)
+    names = {}
+    for one in evaluations:
+        name, own, alike = data_of(one), _fingerprint(one), paths[_called(one)]
+        others = [path for other, path in alike.items() if own and other not in ("", own)]
+        names[id(one)] = (_end(alike[own], others) or f"{name}, data {own[:8]}") if others else name
+    return names
+
+
+def _called(evaluation: Mapping[str, Any]) -> tuple[str, Any]:
+    """A folder holds the data of several tasks."""
+    return data_of(evaluation), evaluation.get("task")
+
+
+def _end(path: Path, others: Sequence[Path]) -> str:
+    """As much of a path's end as no other ends with; empty where another ends with all of it."""
+    ends = (path.parts[-count:] for count in range(1, len(path.parts) + 1))
+    return next((str(Path(*end)) for end in ends if all(end != other.parts[-len(end) :] for other in others)), "")
+
+
+def _path_of(evaluation: Mapping[str, Any]) -> Path:
     options = evaluation.get("options", {})
-    return Path(str(options.get("dev") or options.get("data", ""))).name
+    data, dev = (str(options.get(name) or "") for name in ("data", "dev"))
+    return Path(os.path.normpath(Path(data, dev)))
+
+
+def _fingerprint(evaluation: Mapping[str, Any]) -> str:
+    """Of the data; empty where the result has none."""
+    data = evaluation.get("data", {})
+    return str(data.get("fingerprint") or "-".join(part["fingerprint"] for part in data.values()))

@@ -16,7 +16,7 @@ from typing import Any
 
 from latemask.downstream.grid import said, summarize
 from latemask.downstream.tasks import GLUE, SQUAD, glue_average
-from latemask.report.comparable import DEGENERATE, SUBSET, data_of, subsets
+from latemask.report.comparable import DEGENERATE, SUBSET, data_names, subsets
 from latemask.report.folders import RunFolder
 from latemask.report.owners import called, is_own
 from latemask.report.published import TABLE_1
@@ -90,6 +90,7 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
     with the most runs; the rest are its ``others``), and minimal pairs (of the most pairs)."""
     found: dict[tuple[str, str, str], Entry] = {}
     versions: dict[tuple[str, str, str], list[Entry]] = {}
+    names = data_names([one for folder in folders for one in _of_pairs(folder)])
     for folder in folders:
         for one in summarize(folder.of("finetune")):
             scale = 1 if one["task"] == SQUAD.name else 100
@@ -101,14 +102,18 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
             dev = "" if known else str(sorted(part for split, part in one["data"].items() if split != "train"))
             key = (folder.name, one["model"]["weights"], one["task"] + dev)
             versions.setdefault(key, []).append(entry)
-        for one in sorted((one for one in folder.of("evaluation") if one["suite"] == "blimp"), key=_pairs):
-            title = ", ".join(word for word in ("Minimal pairs", data_of(one), how(one)) if word)
+        for one in sorted(_of_pairs(folder), key=_pairs):
+            title = ", ".join(word for word in ("Minimal pairs", names[id(one)], how(one)) if word)
             entry = Entry(folder, one["model"], title, title, "accuracy", 100 * one["score"],
                           one.get("subset", {}), None, f"{one['pairs']:,} pairs")  # fmt: skip
             key = (folder.name, _identity(one["model"]), title)
             if key not in found or _completeness(entry) >= _completeness(found[key]):
                 found[key] = entry
     return [*map(_most_complete, versions.values()), *found.values()]
+
+
+def _of_pairs(folder: RunFolder) -> list[dict[str, Any]]:
+    return [one for one in folder.of("evaluation") if one["suite"] == "blimp"]
 
 
 def _pairs(evaluation: Mapping[str, Any]) -> int:

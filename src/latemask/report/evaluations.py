@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from latemask.report.comparable import DEGENERATE, SUBSET, data_of, of_masked_loss, subsets, why_not
+from latemask.report.comparable import DEGENERATE, SUBSET, data_names, data_of, of_masked_loss, subsets, why_not
 from latemask.report.downstream import how, labels, owner, task_title
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Table, Value, crossed
@@ -31,8 +31,9 @@ def pairs_table(folders: Sequence[RunFolder]) -> Table | None:
     """Minimal pairs: accuracy by field and overall."""
     given = _of_suite(folders, "blimp")
     names, ones = labels(given), [one for _, one in given]
-    tells_data = len({data_of(one) for one in ones}) > 1
-    found = [(", ".join(word for word in (names[id(one)], tells_data and data_of(one), how(one)) if word) + _mark(one),
+    data = data_names(ones)
+    tells_data = len(set(data.values())) > 1
+    found = [(", ".join(word for word in (names[id(one)], tells_data and data[id(one)], how(one)) if word) + _mark(one),
               one) for one in ones]  # fmt: skip
     fields = list(dict.fromkeys(name for _, one in found for name in one["fields"]))
     down = [*fields, "overall", "pairs", "ties (counted wrong)"]
@@ -70,8 +71,8 @@ def masked_loss_table(folders: Sequence[RunFolder]) -> Table | None:
 def similarity_table(folders: Sequence[RunFolder]) -> Table | None:
     """Cosines of mean-pooled vectors against scores, without fine-tuning."""
     given = _of_suite(folders, "similarity")
-    names = labels(given)
-    rows = tuple((names[id(one)] + _mark(one), data_of(one),
+    names, data = labels(given), data_names([one for _, one in given])
+    rows = tuple((names[id(one)] + _mark(one), data[id(one)],
                   *(f"{100 * one['scores']['dev'][metric]:.1f}" for metric in ("spearman", "pearson")))
                  for _, one in given)  # fmt: skip
     note = "Correlation (times 100) of cosines of mean-pooled vectors with people's scores; nothing was fine-tuned."
@@ -82,9 +83,10 @@ def similarity_table(folders: Sequence[RunFolder]) -> Table | None:
 def finetuned_table(folders: Sequence[RunFolder]) -> Table | None:
     """Saved fine-tuned models on development files, one row a file."""
     found = _of_suite(folders, "finetuned")
+    data = data_names([one for _, one in found])
     rows = tuple(
         (owner(folder, one["model"]), Path(str(one["model"].get("folder", ""))).name, task_title(task),
-         data_of(one), split, ", ".join(f"{metric} {100 * score:.1f}" for metric, score in scores.items()) + _mark(one)
+         data[id(one)], split, ", ".join(f"{metric} {100 * score:.1f}" for metric, score in scores.items()) + _mark(one)
          + f" {DEGENERATE}" * one["is_constant"])
         for folder, one in found for task in [one["task"]] for split, scores in one["scores"].items()
     )  # fmt: skip

@@ -46,7 +46,7 @@ from latemask.training.watch import Display, Stopwatch
 from latemask.writing import disk_errors_are_refused
 
 PREEMPTED = 75
-"""Exit status of the command after SIGTERM: the run was saved and wants to be resumed."""
+"""Exit status of a command that is not through and goes on where it is given again: after SIGTERM the run was saved."""
 
 A_RUN = "a run already"
 
