@@ -113,8 +113,8 @@ def gelu_gradients(gradient: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     from latemask.kernels import gelu_triton
 
     kernels: Any = gelu_triton
-    x, gradient, out = x.contiguous(), gradient.contiguous(), torch.empty_like(x, memory_format=torch.contiguous_format)
-    tokens, width = x.flatten(0, -2).shape
+    x, gradient, out = x.contiguous(), gradient.contiguous(), x.new_empty(x.shape)
+    tokens, width = x.view(-1, x.shape[-1]).shape
     parts = -(-tokens // TOKENS)
     sums = x.new_empty(parts, width, dtype=torch.float32)
     kernels.gelu_gradients_kernel[(-(-width // COLUMNS), parts)](
