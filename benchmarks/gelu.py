@@ -23,14 +23,14 @@ from torch import Tensor
 
 from latemask import console
 from latemask.bench import machine_of
-from latemask.kernels.gelu import biased_gelu, tailed_gelu
+from latemask.kernels.gelu import gelu_of_biased, tailed_gelu
 from latemask.training.distributed import pick_device
 from latemask.writing import write_json
 
 WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "torch": lambda x, bias: F.gelu(x + bias),
     "tail": lambda x, bias: tailed_gelu(x + bias),
-    "ours": biased_gelu,
+    "ours": gelu_of_biased,
 }
 TENSORS = {"forward": 2, "backward": 3}
 """That a pass reads or writes at the least."""

@@ -130,13 +130,13 @@ def test_behind_a_layer_all_gradients_are_torchs(monkeypatch, kind, make, serves
             out = function(layer, x)
         return [out, *torch.autograd.grad(out.float().square().sum(), wanted)]
 
-    plain = gradients(GELU().of)
+    plain = gradients(GELU().after)
     monkeypatch.setattr(kernel, "_is_compiled", lambda _: True)
     monkeypatch.setattr(kernel, "gelu_gradients", lambda *given: served.append(given[1].shape) or summed(*given))
-    ours = gradients(GELU().of)
+    ours = gradients(GELU().after)
     monkeypatch.setattr(kernel, "gelu_gradients", summed)
     torch._dynamo.reset()
-    compiled = gradients(torch.compile(GELU().of, backend="aot_eager", fullgraph=True))
+    compiled = gradients(torch.compile(GELU().after, backend="aot_eager", fullgraph=True))
     for torchs, *found in zip(plain, ours, compiled, strict=True):
         for one in found:
             assert one.dtype == torchs.dtype

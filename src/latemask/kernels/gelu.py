@@ -38,13 +38,13 @@ class GELU(nn.GELU):
     def forward(self, x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
         return tailed_gelu(x) if _is_compiled(x) and x.dtype in HALF else super().forward(x)
 
-    def of(self, linear: nn.Linear, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n I"]:
-        """GELU of ``linear(x)``. Where it goes by the tail, the bias has its gradient from here: of a layer with a
-        backward pass of its own, as in FP8, it does not."""
+    def after(self, linear: nn.Linear, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n I"]:
+        """GELU of ``linear(x)``. Where it goes by the tail, the bias has its gradient from here, and the layer's hooks
+        are passed over; of a layer with a backward pass of its own, as in FP8, it does not."""
         if _is_compiled(x) and type(linear) is nn.Linear:
             out = F.linear(x, linear.weight, linear.bias.detach())
             if out.dtype in HALF:
-                return biased_gelu(out, linear.bias)
+                return gelu_of_biased(out, linear.bias)
         return self(linear(x))
 
 
@@ -71,9 +71,9 @@ def tailed_gelu(x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     return _Gelu.apply(x)  # type: ignore[return-value]
 
 
-def biased_gelu(x: Float[Tensor, "*n I"], bias: Float[Tensor, " I"]) -> Float[Tensor, "*n I"]:
+def gelu_of_biased(x: Float[Tensor, "*n I"], bias: Float[Tensor, " I"]) -> Float[Tensor, "*n I"]:
     """``tailed_gelu`` of ``x``, which has the bias in it already; here the bias gets its gradient."""
-    return _BiasedGelu.apply(x, bias)  # type: ignore[return-value]
+    return _GeluOfBiased.apply(x, bias)  # type: ignore[return-value]
 
 
 class _Gelu(torch.autograd.Function):
@@ -91,7 +91,7 @@ class _Gelu(torch.autograd.Function):
         return (gradient.float() * torch.where(x > 0, 1 - below, below)).to(x.dtype)
 
 
-class _BiasedGelu(torch.autograd.Function):
+class _GeluOfBiased(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor) -> Tensor:
         ctx.bias_dtype = bias.dtype

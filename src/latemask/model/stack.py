@@ -85,7 +85,7 @@ class FeedForward(nn.Sequential):
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
         widen, gelu, narrow = self
-        return narrow(gelu.of(widen, x))  # type: ignore[operator]
+        return narrow(gelu.after(widen, x))  # type: ignore[operator]
 
 
 class Block(nn.Module):
