@@ -59,6 +59,9 @@ ROTATED = [
     (33, 64, FP16, BF16, 0.3, True),
 ]
 
+# rows, ids, dtype
+CROSS_ENTROPIES = [(rows, ids, dtype) for rows, ids in ((7, 4160), (131, 300)) for dtype in (BF16, FP32)]
+
 # shape, dtype, whether gradients come as the columns of a matrix
 GELUS = [
     ((16,), BF16, False),
@@ -154,17 +157,18 @@ def rotated_errors(case: tuple, device: str) -> list[float]:
     return [_error(a, b) for a, b in zip(found, right, strict=True)]
 
 
-def cross_entropy_errors(dtype: torch.dtype, device: str) -> list[float]:
+def cross_entropy_errors(case: tuple, device: str) -> list[float]:
     """Of the loss and the gradients of vectors, table and bias; the last ids are padding (-inf)."""
     from latemask.kernels import linear_cross_entropy as kernel
 
+    rows, ids, dtype = case
     generator = torch.Generator().manual_seed(0)
-    x, table = (torch.randn(size, 32, generator=generator).to(device, dtype).requires_grad_() for size in (131, 4160))
-    bias = torch.randn(4160, generator=generator)
-    bias[4111:] = -torch.inf
+    x, table = (torch.randn(size, 32, generator=generator).to(device, dtype).requires_grad_() for size in (rows, ids))
+    bias = torch.randn(ids, generator=generator)
+    bias[-49:] = -torch.inf
     bias = bias.to(device, dtype).requires_grad_()
-    targets = torch.randint(0, 4111, (131,), generator=generator).to(device)
-    weights = torch.rand(131, generator=generator).to(device)
+    targets = torch.randint(0, ids - 49, (rows,), generator=generator).to(device)
+    weights = torch.rand(rows, generator=generator).to(device)
     parts = (x, table, bias)
     loss = kernel.linear_cross_entropy(*parts, targets)
     wide = [part.detach().double().requires_grad_() for part in parts]
@@ -417,8 +421,9 @@ def rotated_check(case: tuple, device: str) -> dict[str, tuple[float, list[float
     return {f"rotated {name}": (LIMIT[case[2]], rotated_errors(case, device))}
 
 
-def cross_entropy_check(dtype: torch.dtype, device: str) -> dict[str, tuple[float, list[float]]]:
-    return {f"cross-entropy {str(dtype).removeprefix('torch.')}": (LIMIT[dtype], cross_entropy_errors(dtype, device))}
+def cross_entropy_check(case: tuple, device: str) -> dict[str, tuple[float, list[float]]]:
+    name = " ".join(str(part).removeprefix("torch.") for part in case)
+    return {f"cross-entropy {name}": (LIMIT[case[2]], cross_entropy_errors(case, device))}
 
 
 def gelu_check(case: tuple, device: str) -> dict[str, tuple[float, list[float]]]:
@@ -442,7 +447,7 @@ def run_checks(device: str, processes: int) -> list[str]:
     Returns the names of those that are wrong."""
     jobs = [(attention_check, case) for case in sorted(ATTENTION, key=lambda case: -case[0] * case[1])]
     jobs += [(rotated_check, case) for case in ROTATED]
-    jobs += [(cross_entropy_check, dtype) for dtype in (BF16, FP32)]
+    jobs += [(cross_entropy_check, case) for case in CROSS_ENTROPIES]
     jobs += [(gelu_check, case) for case in GELUS]
     jobs += [(model_check, recipe) for recipe in ("mae_lm", "mlm")]
     others = (layers_errors, same_twice, in_pieces, spilt, laid_out, foretold, recomputed)
@@ -471,10 +476,8 @@ def test_kernels_equal_their_plain_twins():
     done = subprocess.run([sys.executable, __file__, device, "2"], capture_output=True, text=True, timeout=280,
                           env={**os.environ, "TRITON_INTERPRET": interprets, "OMP_NUM_THREADS": "1"})  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-3000:]}"
-    assert (
-        done.stdout.count('{"case"')
-        == len(ATTENTION) + sum(case[-1] for case in ATTENTION) + len(ROTATED) + len(GELUS) + 11
-    )
+    cases = sum(map(len, (ATTENTION, ROTATED, CROSS_ENTROPIES, GELUS))) + sum(case[-1] for case in ATTENTION)
+    assert done.stdout.count('{"case"') == cases + 2 + 7
 
 
 @pytest.mark.parametrize("errors", [[math.nan, 0.0], [0.0, math.nan], [0.0, math.inf], [0.2, 0.0]])
@@ -485,12 +488,12 @@ def test_an_error_above_its_limit_or_no_number_is_wrong(errors):
 
 def test_checks_that_break_make_the_program_fail(monkeypatch, capsys):
     """On a device that is none every one of them does, and each is told."""
-    for cases in ("ATTENTION", "ROTATED", "GELUS"):
+    for cases in ("ATTENTION", "ROTATED", "CROSS_ENTROPIES", "GELUS"):
         monkeypatch.setitem(globals(), cases, globals()[cases][:1])
     wrong = run_checks("no such device", 1)
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["case"] for each in found] == wrong
-    assert len(wrong) == 1 + 1 + 1 + 2 + 2 + 7
+    assert len(wrong) == 4 + 2 + 7
     assert all(each["errors"] == [math.inf] and each["because"] for each in found)
 
 
