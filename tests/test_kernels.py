@@ -407,8 +407,12 @@ def _error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm().clamp(min=1))
 
 
+def _named(case: tuple) -> str:
+    return " ".join(str(part).removeprefix("torch.") for part in case)
+
+
 def attention_check(case: tuple, device: str) -> dict[str, tuple[float, list[float]]]:
-    name = " ".join(str(part).removeprefix("torch.") for part in case)
+    name = _named(case)
     errors = attention_errors(case, device)
     found = {f"attention {name}": (LIMIT[case[4]], errors[:3])}
     if case[-1]:  # where nothing lies farther below, what the others leave is only nearly 0
@@ -417,18 +421,18 @@ def attention_check(case: tuple, device: str) -> dict[str, tuple[float, list[flo
 
 
 def rotated_check(case: tuple, device: str) -> dict[str, tuple[float, list[float]]]:
-    name = " ".join(str(part).removeprefix("torch.") for part in case)
+    name = _named(case)
     return {f"rotated {name}": (LIMIT[case[2]], rotated_errors(case, device))}
 
 
 def cross_entropy_check(case: tuple, device: str) -> dict[str, tuple[float, list[float]]]:
-    name = " ".join(str(part).removeprefix("torch.") for part in case)
+    name = _named(case)
     return {f"cross-entropy {name}": (LIMIT[case[2]], cross_entropy_errors(case, device))}
 
 
 def gelu_check(case: tuple, device: str) -> dict[str, tuple[float, list[float]]]:
     """The sum is of what is not rounded yet: its limit is a hundredth of the gradient's."""
-    name = " ".join(str(part).removeprefix("torch.") for part in case)
+    name = _named(case)
     return {f"gelu {name}": (LIMIT[case[1]], gelu_errors(case, device))}
 
 

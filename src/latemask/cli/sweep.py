@@ -109,9 +109,10 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
             if was_signalled:
                 console.say(f"Stopped after {point.name}. The same command goes on.")
                 return PREEMPTED
-    if any(is_done(out, point.name) for point in found):
+    missing = sum(not is_done(out, point.name) for point in found)
+    if missing < len(found):
         finish(out)
-    if missing := sum(not is_done(out, point.name) for point in found):
+    if missing:
         console.say(f"{missing} of {len(found)} runs are others' and not done. The same command goes on.")
         return PREEMPTED
     return 0

@@ -6,8 +6,6 @@ reported. Accuracy for each paradigm, field and overall.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ import numpy as np
 from latemask.downstream.inputs import Inputs
 from latemask.downstream.rows import read_table
 from latemask.errors import Refusal
+from latemask.writing import json_checksum
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,10 @@ def read_pairs(
     files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else [data]
     if not files:
         raise Refusal(data, "no .jsonl file", "a folder of minimal pairs in JSON lines")
-    pairs, refused, digest = [], {}, hashlib.sha256()
+    pairs, refused, sentences = [], {}, []
     for path in files:
         table = read_table(path, [good, bad], optional=["UID", "field"])
-        digest.update(json.dumps([table.columns[good], table.columns[bad]]).encode())
+        sentences.append([table.columns[good], table.columns[bad]])
         names, fields = table.columns["UID"], table.columns["field"]
         for number, (one, two) in enumerate(zip(table.columns[good][:first], table.columns[bad][:first], strict=True)):
             if not isinstance(one, str) or not isinstance(two, str) or not one.strip() or not two.strip():
@@ -61,7 +60,7 @@ def read_pairs(
             refused[str(path)] = len(table.refused)
     if not pairs:
         raise Refusal(data, "no usable pair", "two sentences a line")
-    return pairs, refused, digest.hexdigest()[:16]
+    return pairs, refused, json_checksum({"sentences": sentences})[:16]
 
 
 def sentence_rows(

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from latemask.kernels import compiles_for_gpu
+
 GOLDEN = -1640531527
 """2 ** 32 / the golden ratio, as an int32: the odd multiplier of the hash."""
 
@@ -18,7 +20,7 @@ class Dropout(nn.Dropout):
     """``torch.nn.Dropout``, by the hash where it is compiled for a GPU."""
 
     def forward(self, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n D"]:
-        if self.training and self.p > 0 and x.is_cuda and torch.compiler.is_compiling():
+        if self.training and self.p > 0 and compiles_for_gpu(x):
             return hashed_dropout(x, self.p)
         return super().forward(x)
 

@@ -22,6 +22,8 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from latemask.kernels import compiles_for_gpu
+
 HALF = (torch.bfloat16, torch.float16)
 FAR = 6.5
 """As far as the polynomial follows the tail; beyond, it falls from 4e-11 faster than any power of a rises."""
@@ -36,20 +38,16 @@ class GELU(nn.GELU):
     """``torch.nn.GELU``, by the tail where it is compiled for a GPU in half precision."""
 
     def forward(self, x: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-        return tailed_gelu(x) if _is_compiled(x) and x.dtype in HALF else super().forward(x)
+        return tailed_gelu(x) if compiles_for_gpu(x) and x.dtype in HALF else super().forward(x)
 
     def after(self, linear: nn.Linear, x: Float[Tensor, "*n D"]) -> Float[Tensor, "*n I"]:
         """GELU of ``linear(x)``. Where it goes by the tail, the bias has its gradient from here, and the layer's hooks
         are passed over; of a layer with a backward pass of its own, as in FP8, it does not."""
-        if _is_compiled(x) and type(linear) is nn.Linear:
+        if compiles_for_gpu(x) and type(linear) is nn.Linear:
             out = F.linear(x, linear.weight, linear.bias.detach())
             if out.dtype in HALF:
                 return gelu_of_biased(out, linear.bias)
         return self(linear(x))
-
-
-def _is_compiled(x: Tensor) -> bool:
-    return x.is_cuda and torch.compiler.is_compiling()
 
 
 def polynomial(coefficients: Sequence[float], a: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
