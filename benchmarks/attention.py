@@ -60,9 +60,9 @@ class Options:
             raise Refusal("--ways", " ".join(self.ways) or "none", "torch among them: the others stand over it")
 
 
-def is_ours(projected: Any, head_width: int, dropout: float, *, rotates: bool = False) -> bool:
+def is_ours(projected: Any, head_width: int, dropout: float, keys: int, *, rotates: bool = False) -> bool:
     """Our kernel also where there is no dropout."""
-    return SHIPPED(projected, head_width, 1.0)
+    return SHIPPED(projected, head_width, 1.0, keys)
 
 
 CHOICES: dict[Way, Callable[..., bool]] = {"ours": is_ours, "torch": lambda *_, **__: False, "shipped": SHIPPED}

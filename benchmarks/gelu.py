@@ -4,7 +4,8 @@
 
 As much as one layer of base has of it, 128 rows: forward, and backward with what forward keeps, the gradient of a bias
 added up too. ``tail``: as torch's compiler has it; ``ours``: with the kernel that adds up along the way.
-Beside each time stands the rate of the bytes that a pass cannot do without, its inputs and outputs in bf16.
+Beside each time stands the rate of the bytes that a pass cannot do without, its inputs and outputs in bf16. Passes are
+launched while the GPU is kept from beginning, so that what the host takes for a launch is in none of them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from asked import asked, counts, read
 from refusals import check_gpu, program
-from tiles import milliseconds
 from torch import Tensor
 
 from latemask import console
@@ -34,6 +34,10 @@ WAYS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 TENSORS = {"forward": 2, "backward": 3}
 """That a pass reads or writes at the least."""
+WARMUP, TIMED = 3, 20
+"""Passes that do not count, and those that do."""
+HELD_CYCLES = 200_000_000
+"""So long the GPU is kept from beginning: about .1 s."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,21 @@ class Options:
 
     def __post_init__(self) -> None:
         counts(self, "tokens", "inner")
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    """The mean on the GPU."""
+    for _ in range(WARMUP):
+        run()
+    torch.cuda.synchronize()
+    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(HELD_CYCLES)
+    begun.record()
+    for _ in range(TIMED):
+        run()
+    ended.record()
+    torch.cuda.synchronize()
+    return begun.elapsed_time(ended) / TIMED
 
 
 def measure(options: Options) -> dict[str, Any]:

@@ -49,6 +49,8 @@ from latemask.writing import write_json
 
 WHOLE = 1.1
 """A card of at most this times the stated size counts as one of that size: makers' gigabytes vary."""
+MOST_OF_OTHERS = 2e9
+"""Bytes that CUDA's context may hold; more is another program's."""
 STEP, MOST_TRIES = 0.03, 8
 TIMED_STEPS = 4
 
@@ -219,11 +221,13 @@ def free(device: torch.device) -> None:
 def card_of(gigabytes: float, device: torch.device) -> Iterator[tuple[int, bool]]:
     """The allocator behaves as on a card of this size: (bytes that it may take, whether that is simulated).
 
-    Raises ``Refusal`` for a size beyond the card's.
+    Raises ``Refusal`` for a size beyond the card's, and where other programs hold some of it.
     """
     free(device)
     left, total = torch.cuda.mem_get_info(device)
     others = total - left - torch.cuda.memory_reserved(device)  # the context's
+    if others > MOST_OF_OTHERS:
+        raise Refusal("the card", f"{others / 1e9:.1f} GB held by other programs", "one that nothing else runs on")
     wanted = gigabytes * 1e9
     if wanted > WHOLE * total:
         raise Refusal("--gigabytes", f"{gigabytes:g}", f"at most the card's {total / 1e9:.1f}")

@@ -3,11 +3,13 @@
     python benchmarks/start.py --data data/en --out results/start.json
 
 The command is the one a user types, ``latemask pretrain RECIPE``, each time in a process of its own: first with new
-folders for what torch.compile and Triton keep (cold), then again with the same folders (warm). The clock runs from the
-launch of the process to each line of its journal: ``start`` (imported, built, rows per pass found), ``save`` (step 0
-written), ``train`` (compiled, and the first step trained). The cold start is the first, so that on a fresh machine it
-also reads torch from disk for the first time. Nothing is validated, unless ``--flags="--training.validate-every 500"``
-says so. Beside it stands what a fresh process takes to import all of that and to wake the GPU.
+folders for what torch.compile, Triton, CUDA and Python keep of what they compiled (cold), then again with the same
+folders (warm), bytecode among it also where torch was installed without and cannot write it beside its source. The
+clock runs from the launch of the process to each line of its journal: ``start`` (imported, built, rows per pass found),
+``save`` (step 0 written), ``train`` (compiled, and the first step trained). The cold start is the first, so that on a
+fresh machine it also reads torch from disk for the first time. Nothing is validated, unless
+``--flags="--training.validate-every 500"`` says so. Beside it stands what a fresh process takes to import all of that
+and to wake the GPU.
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ from latemask.writing import write_json
 GOALS_SECONDS = {"cold": 60.0, "warm": 20.0}
 """From the command to the first trained step of ``GOALS_RECIPE``, on one H100."""
 GOALS_RECIPE = "mlm_base"
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH")
-"""Where torch.compile, Triton and the driver keep what they compiled."""
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "PYTHONPYCACHEPREFIX")
+"""Where torch.compile, Triton, the driver and Python keep what they compiled."""
 LAST_LINES = 15
 
 
@@ -128,19 +130,19 @@ def judged(starts: Mapping[str, Sequence[Mapping[str, Any]]], recipe: str, card:
     return found
 
 
-def floors(on_gpu: bool) -> dict[str, float]:
-    """Seconds of fresh processes that do more and more of what every start has to."""
+def floors(on_gpu: bool, environment: Mapping[str, str]) -> dict[str, float]:
+    """Seconds of fresh processes that do more and more of what every start has to, warm."""
     loop, compiler = "import latemask.training.loop", f"; import {COMPILER}"
     code = {"importing": loop, "importing_with_compiler": loop + compiler}
     if on_gpu:
         code["importing_and_waking_the_gpu"] = f"{loop}{compiler}; import torch; torch.zeros(1, device='cuda')"
-    return {what: seconds_of(one) for what, one in code.items()}
+    return {what: seconds_of(one, environment) for what, one in code.items()}
 
 
-def seconds_of(code: str) -> float:
+def seconds_of(code: str, environment: Mapping[str, str]) -> float:
     """Of a fresh process that runs it."""
     begun = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
     return time.perf_counter() - begun
 
 
@@ -151,11 +153,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     caches = {name: str((options.runs / "caches" / name.lower()).resolve()) for name in CACHES}
     for folder in caches.values():
         Path(folder).mkdir(parents=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | caches
     starts: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
     first: dict[str, Any] = {}
     for number, kind in enumerate(["cold", *["warm"] * options.warm]):
         run = options.runs / f"run-{number}"
-        found = measured(command_of(options, run), run, os.environ | caches, options.most_seconds)
+        found = measured(command_of(options, run), run, environment, options.most_seconds)
         first = journal.read(run / "journal.jsonl")[0]
         starts[kind].append(found | {"micro_rows": first["micro_rows"]})
         for step in run.glob("step-*"):
@@ -163,8 +166,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{kind}: {found['seconds']:.1f} s to the first step", flush=True)
     goals = judged(starts, options.recipe, first["card"])
     write_json(options.out, {"kind": "benchmark", "what": "from the command to the first trained step",
-                             "goals": goals, "starts": starts, "floor_seconds": floors(first["card"] != "cpu"),
-                             "settings": asked(options),
+                             "goals": goals, "starts": starts, "settings": asked(options),
+                             "floor_seconds": floors(first["card"] != "cpu", environment),
                              "card": first["card"], "versions": first["versions"]})  # fmt: skip
     shutil.rmtree(options.runs / "caches")
     columns = ("start", "seconds", "goal", *(name.replace("_", " ") for name in starts["cold"][0]["parts"]))

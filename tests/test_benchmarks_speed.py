@@ -171,8 +171,8 @@ def test_starts_are_judged_by_their_median(tmp_path: Path) -> None:
 def test_each_floor_of_a_start_holds_the_one_before(monkeypatch) -> None:
     ran: list[str] = []
     monkeypatch.setattr(start.subprocess, "run", lambda command, **_: ran.append(command[-1]))
-    assert list(start.floors(on_gpu=False)) == ["importing", "importing_with_compiler"]
-    assert len(start.floors(on_gpu=True)) == 3
+    assert list(start.floors(False, {})) == ["importing", "importing_with_compiler"]
+    assert len(start.floors(True, {})) == 3
     assert ran[:2] == ran[2:4]
     assert ran[4].startswith(ran[3])
     assert ran[3].startswith(ran[2])
@@ -582,7 +582,7 @@ def test_attention_goes_the_chosen_way() -> None:
     projected, before = torch.zeros(1, 2, 128, dtype=torch.bfloat16, device="meta"), relative_attention.pays
     for way, wanted in (("torch", [False, False]), ("ours", [True, True]), ("shipped", [False, True])):
         with attention.chosen(way), patch.object(relative_attention, "is_supported", lambda *_: True):
-            assert [relative_attention.pays(projected, 64, dropout) for dropout in (0.0, 0.1)] == wanted
+            assert [relative_attention.pays(projected, 64, dropout, 512) for dropout in (0.0, 0.1)] == wanted
     assert relative_attention.pays is before
 
 

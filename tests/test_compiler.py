@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -135,6 +136,18 @@ def test_the_loop_imports_nothing_of_the_compiler_or_of_what_shards_a_model():
              "transformers", "rich", "matplotlib"]  # fmt: skip
     done = subprocess.run([sys.executable, "-c", program, *heavy], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(("given", "wanted"), [(None, "/caches/triton/1"), ("/mine", "/mine")])
+def test_all_kernels_are_kept_in_one_place(monkeypatch, given, wanted):
+    """Where torch would say so to Triton, had it something to compile; or where the user said."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/caches")
+    monkeypatch.setattr(os, "makedirs", lambda *_, **__: None)
+    monkeypatch.setenv("TRITON_CACHE_DIR", given or "")
+    if given is None:
+        monkeypatch.delenv("TRITON_CACHE_DIR")
+    compiler._import(torch.device("cuda", 1))
+    assert os.environ["TRITON_CACHE_DIR"] == wanted
 
 
 def test_an_error_of_the_body_comes_through():

@@ -556,7 +556,8 @@ def test_gelus_gradients_compile_for_hopper():
 
 
 def test_the_kernel_serves_where_it_pays(monkeypatch):
-    """Without a bias, in half precision: with dropout, and wherever all tokens are asked with rotary positions."""
+    """Without a bias, in half precision: with dropout, wherever all tokens are asked with rotary positions, and in
+    compiled blocks that attend to as many keys as it was timed with."""
     from latemask.kernels import relative_attention as kernel
     from latemask.model.attention import CrossAttention, Geometry, SelfAttention
 
@@ -589,8 +590,14 @@ def test_the_kernel_serves_where_it_pays(monkeypatch):
     assert served.pop() == "in parts"
     SelfAttention(32, 2, 0.1).to(BF16).eval()(x, Geometry())
     assert not served
+    monkeypatch.setattr(kernel, "compiles_for_gpu", lambda _: True)
+    few, some, many = (torch.empty(2, tokens, 96, dtype=BF16, device="meta") for tokens in (255, 512, 513))
+    assert [kernel.pays(rows, 16, 0.0, rows.shape[1]) for rows in (few, some, many)] == [False, True, False]
+    assert [kernel.pays(rows, 16, 0.1, rows.shape[1]) for rows in (few, some, many)] == [True, True, True]
+    assert not kernel.pays(some.float(), 16, 0.0, 512)
     monkeypatch.undo()
-    assert not kernel.pays(x, 16, 0.1) or kernel.INTERPRETED
+    assert not kernel.pays(some, 16, 0.0, 512)
+    assert not kernel.pays(x, 16, 0.1, 5) or kernel.INTERPRETED
 
 
 def test_any_number_of_rows_fits_the_grid(monkeypatch):

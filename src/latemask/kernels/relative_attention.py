@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from latemask.kernels import HAS_TRITON, INTERPRETED
+from latemask.kernels import HAS_TRITON, INTERPRETED, compiles_for_gpu
 
 LOG2_E = math.log2(math.e)
 MOST_TILES = 64
@@ -111,11 +111,17 @@ def is_supported(device: torch.device, dtype: torch.dtype, head_width: int) -> b
     return head_width in HEAD_WIDTHS and HAS_TRITON
 
 
-def pays(projected: Tensor, head_width: int, dropout: float, *, rotates: bool = False) -> bool:
-    """Whether the kernel without a table is faster than torch's own attention of what was ``projected``: with dropout,
-    and where it ``rotates`` queries and keys itself, in half precision."""
-    supported = is_supported(projected.device, projected.dtype, head_width)
-    return supported and (dropout > 0 or rotates) and projected.dtype != torch.float32
+FEWEST_KEYS, MOST_KEYS = 256, 512
+"""Between which the kernel was the faster one also with neither (results/attention_base.json; at 2,048 keys it was the
+slower one: attention_long.json)."""
+
+
+def pays(projected: Tensor, head_width: int, dropout: float, keys: int, *, rotates: bool = False) -> bool:
+    """Whether the kernel without a table is faster than torch's own attention of what was ``projected`` to so many
+    ``keys``, in half precision: with dropout, where it ``rotates`` queries and keys itself, and in compiled blocks."""
+    if projected.dtype == torch.float32 or not is_supported(projected.device, projected.dtype, head_width):
+        return False
+    return dropout > 0 or rotates or (compiles_for_gpu(projected) and FEWEST_KEYS <= keys <= MOST_KEYS)
 
 
 def attention(

@@ -57,7 +57,7 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, "B Q D"]:
     """softmax(q k' / sqrt(d) + bias) v, heads joined again (MAE-LM section 2.1)."""
-    pays = relative_attention.pays(q, q.shape[-1], dropout)
+    pays = relative_attention.pays(q, q.shape[-1], dropout, k.shape[-2])
     if (pays and geometry.is_plain) or geometry.relative is not None:
         return relative_attention.attention(q, k, v, geometry.relative, dropout).transpose(1, 2).flatten(2)
     bias = None if geometry.bias is None else geometry.bias.to(q.dtype)
@@ -88,12 +88,12 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(width, width)
 
     def forward(self, x: Float[Tensor, "B K D"], geometry: Geometry, start: int = 0) -> Float[Tensor, "B Q D"]:
-        width = x.shape[-1]
+        tokens, width = x.shape[1:]
         dropout = self.dropout if self.training else 0.0
         if start == 0:
             projected = each(self.query_key_value, x)
             rotates = geometry.rotation is not None
-            pays = relative_attention.pays(projected, width // self.heads, dropout, rotates=rotates)
+            pays = relative_attention.pays(projected, width // self.heads, dropout, tokens, rotates=rotates)
             if (pays and geometry.is_plain) or geometry.relative is not None:
                 told = geometry.relative, dropout, geometry.rotation
                 return each(self.output, relative_attention.self_attention(projected, self.heads, *told))

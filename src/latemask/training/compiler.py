@@ -1,10 +1,15 @@
 """torch's compiler takes seconds to import, a GPU to begin: threads do so while weights are drawn, which leaves Python
-free."""
+free.
+
+Where Triton keeps compiled kernels is said to it then. torch says so only once it compiles something, so that a start
+that finds all of torch's in its cache would look for ours elsewhere, and compile them a second time.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Iterator
 from functools import partial
 from threading import Thread
@@ -29,7 +34,7 @@ def begun_meanwhile(training: Training, device: torch.device) -> Iterator[None]:
     The body must import nothing of torch itself: two threads in one circle of imports see half a module each. What
     fails does so again, in the open, where it is first used.
     """
-    works = [_import] if compiles(training.compile, device) else []
+    works = [partial(_import, device)] if compiles(training.compile, device) else []
     works += [partial(_begin, device)] if device.type == "cuda" else []
     threads = [Thread(target=work, daemon=True) for work in works]
     for thread in threads:
@@ -41,9 +46,12 @@ def begun_meanwhile(training: Training, device: torch.device) -> Iterator[None]:
             thread.join()
 
 
-def _import() -> None:
+def _import(device: torch.device) -> None:
     with contextlib.suppress(Exception):
         importlib.import_module(COMPILER)
+        from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+
+        os.environ.setdefault("TRITON_CACHE_DIR", triton_cache_dir(device.index or 0))
 
 
 def _begin(device: torch.device) -> None:
