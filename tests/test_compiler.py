@@ -65,6 +65,29 @@ def test_no_table_is_looked_up_in_what_is_compiled(system, positions):
     assert found.stdout == "True []\n"
 
 
+WIDTHS = """
+import sys
+import torch
+from latemask.kernels import relative_attention
+from latemask.model.attention import Geometry, SelfAttention
+
+relative_attention.is_supported = relative_attention.compiles_for_gpu = lambda *_: True
+layer, graphs = SelfAttention(32, 2, 0.0).bfloat16(), []
+compiled = torch.compile(layer, dynamic=True, backend=lambda graph, _: graphs.append(graph) or graph)
+for tokens in (200, 300, 600):
+    geometry = Geometry(bias=torch.zeros(2, 1, tokens, tokens))
+    compiled(torch.randn(2, tokens, 32, dtype=torch.bfloat16), geometry, int(sys.argv[1]))
+print(len(graphs))
+"""
+
+
+@pytest.mark.parametrize("start", ["0", "100"])
+def test_padded_rows_of_any_width_are_compiled_once(start):
+    """As in fine-tuning: our attention never serves them, so that no width is asked whether it pays."""
+    found = subprocess.run([sys.executable, "-c", WIDTHS, start], capture_output=True, text=True, check=True)
+    assert found.stdout == "1\n"
+
+
 COPIES = """
 import copy
 import pickle
