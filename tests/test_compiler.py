@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from latemask.config import Training
+from latemask.errors import Refusal
 from latemask.training import compiler
 from latemask.training.compiler import begun_meanwhile, compiles
 
@@ -171,6 +172,19 @@ def test_all_kernels_are_kept_in_one_place(monkeypatch, given, wanted):
         monkeypatch.delenv("TRITON_CACHE_DIR")
     compiler._import(torch.device("cuda", 1))
     assert os.environ["TRITON_CACHE_DIR"] == wanted
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_cache_that_cannot_be_made_is_refused_by_name(monkeypatch, tmp_path, name):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
+    with begun_meanwhile(Training(compile="off"), torch.device("cpu")):
+        pass
+    with (
+        pytest.raises(Refusal, match=rf"TORCHINDUCTOR_CACHE_DIR: found .*{name} \("),
+        begun_meanwhile(Training(compile="on"), torch.device("cpu")),
+    ):
+        pass
 
 
 def test_an_error_of_the_body_comes_through():
