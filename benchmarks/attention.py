@@ -44,7 +44,7 @@ class Options:
     only: tuple[str, ...] = ("mlm", "mlm, rotary", "mlm, dropout", "mlm, dropout, rotary", "mae_lm, dropout")
     """Entries of `latemask bench`."""
     ways: tuple[Way, ...] = ("ours", "torch", "shipped")
-    """Attentions, torch's among them: with dropout or rotary positions ours is what ships."""
+    """Attentions, torch's among them: with dropout or rotary positions ours is what ships, else for 256 to 512 keys."""
     rows: int | None = None
     """A step; none given: as `latemask bench` has them."""
     row_tokens: int | None = None

@@ -111,6 +111,25 @@ def test_sizes_beyond_the_time_are_left_out_by_name(tmp_path):
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
+def card_held(monkeypatch, held: int, reserved: int) -> None:
+    """A GPU of 80 GB of which ``held`` bytes are taken, ``reserved`` of them by torch."""
+    found = {"mem_get_info": (80 * GB - held, 80 * GB), "memory_reserved": reserved}
+    for name, value in found.items():
+        monkeypatch.setattr(torch.cuda, name, lambda device, value=value: value)
+    for name in ("synchronize", "empty_cache", "set_per_process_memory_fraction"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+
+
+def test_a_card_that_others_use_is_refused_and_its_context_is_not(monkeypatch):
+    device = torch.device("cuda")
+    card_held(monkeypatch, 31 * GB, 30 * GB)
+    with memory.card_of(80, device) as found:
+        assert found == (79 * GB, False)
+    card_held(monkeypatch, 5 * GB, GB)
+    with pytest.raises(Refusal, match=r"the card: found 4\.0 GB held by other programs"), memory.card_of(80, device):
+        pass
+
+
 def peak(rows: int) -> memory.Peak:
     """2 GB of weights, .3 GB a row."""
     return memory.Peak(rows, 2 * GB + 3 * GB * rows // 10)

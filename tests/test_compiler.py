@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from latemask.config import Training
+from latemask.errors import Refusal
 from latemask.training import compiler
 from latemask.training.compiler import begun_meanwhile, compiles
 
@@ -63,6 +64,29 @@ def test_no_table_is_looked_up_in_what_is_compiled(system, positions):
     command = [sys.executable, "-c", LOOK_UPS, system, positions]
     found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
     assert found.stdout == "True []\n"
+
+
+WIDTHS = """
+import sys
+import torch
+from latemask.kernels import relative_attention
+from latemask.model.attention import Geometry, SelfAttention
+
+relative_attention.is_supported = relative_attention.compiles_for_gpu = lambda *_: True
+layer, graphs = SelfAttention(32, 2, 0.0).bfloat16(), []
+compiled = torch.compile(layer, dynamic=True, backend=lambda graph, _: graphs.append(graph) or graph)
+for tokens in (200, 300, 600):
+    geometry = Geometry(bias=torch.zeros(2, 1, tokens, tokens))
+    compiled(torch.randn(2, tokens, 32, dtype=torch.bfloat16), geometry, int(sys.argv[1]))
+print(len(graphs))
+"""
+
+
+@pytest.mark.parametrize("start", ["0", "100"])
+def test_padded_rows_of_any_width_are_compiled_once(start):
+    """As in fine-tuning: our attention never serves them, so that no width is asked whether it pays."""
+    found = subprocess.run([sys.executable, "-c", WIDTHS, start], capture_output=True, text=True, check=True)
+    assert found.stdout == "1\n"
 
 
 COPIES = """
@@ -148,6 +172,19 @@ def test_all_kernels_are_kept_in_one_place(monkeypatch, given, wanted):
         monkeypatch.delenv("TRITON_CACHE_DIR")
     compiler._import(torch.device("cuda", 1))
     assert os.environ["TRITON_CACHE_DIR"] == wanted
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_cache_that_cannot_be_made_is_refused_by_name(monkeypatch, tmp_path, name):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / name))
+    with begun_meanwhile(Training(compile="off"), torch.device("cpu")):
+        pass
+    with (
+        pytest.raises(Refusal, match=rf"TORCHINDUCTOR_CACHE_DIR: found .*{name} \("),
+        begun_meanwhile(Training(compile="on"), torch.device("cpu")),
+    ):
+        pass
 
 
 def test_an_error_of_the_body_comes_through():

@@ -20,10 +20,12 @@ from latemask.report.material import Material
 from latemask.report.owners import is_own
 from latemask.report.page import ReportOptions, parts, run_report
 from latemask.report.rank import rank_table
+from latemask.report.runs import settings_table
 from latemask.report.seeds import seeds_tables
 from latemask.report.tables import Table
 from latemask.report.time_to_quality import time_table
 from latemask.report.trend import sweeps, trend_drawings, trend_table
+from latemask.report.tuning import tuning_tables
 from reported import finetuned, masked_loss, pairs, point, put, study, write_curve, write_journal, write_lines
 
 
@@ -128,7 +130,13 @@ def test_runs_on_other_text_are_another_system(tmp_path):
     for name, rows in (("a", 100), ("b", 100), ("c", 90)):
         start, *lines = lines_of(write_journal(tmp_path / name, fields={"training.seed": ord(name)}))
         write_lines(tmp_path / name, [start | {"rows": rows, "refused_rows": 0, "dropped_tokens": 5}, *lines])
-    assert [[run.name for run in system.runs] for system in material_of(tmp_path).systems] == [["a", "b"], ["c"]]
+    material = material_of(tmp_path)
+    assert [[run.name for run in system.runs] for system in material.systems] == [["a", "b"], ["c"]]
+    differing = {row[0]: row[1:] for row in settings_table(material.runs).rows}
+    assert differing["tokens of text"] == ("12,705", "12,705", "11,435"), "a row of 128 is <s> and 127 of them"
+    [trials] = tuning_tables(material, ())
+    place = trials.columns.index("tokens of text")
+    assert {row[0]: row[place] for row in trials.rows} == {"mlm_tiny": "12,705", "c": "11,435"}
 
 
 # A result counts for the run that it measured

@@ -57,8 +57,8 @@ def attend(
     dropout: float,
 ) -> Float[Tensor, "B Q D"]:
     """softmax(q k' / sqrt(d) + bias) v, heads joined again (MAE-LM section 2.1)."""
-    pays = relative_attention.pays(q, q.shape[-1], dropout, k.shape[-2])
-    if (pays and geometry.is_plain) or geometry.relative is not None:
+    pays = geometry.is_plain and relative_attention.pays(q, q.shape[-1], dropout, k.shape[-2])
+    if pays or geometry.relative is not None:
         return relative_attention.attention(q, k, v, geometry.relative, dropout).transpose(1, 2).flatten(2)
     bias = None if geometry.bias is None else geometry.bias.to(q.dtype)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropout, is_causal=geometry.causal)
@@ -93,8 +93,10 @@ class SelfAttention(nn.Module):
         if start == 0:
             projected = each(self.query_key_value, x)
             rotates = geometry.rotation is not None
-            pays = relative_attention.pays(projected, width // self.heads, dropout, tokens, rotates=rotates)
-            if (pays and geometry.is_plain) or geometry.relative is not None:
+            pays = geometry.is_plain and relative_attention.pays(
+                projected, width // self.heads, dropout, tokens, rotates=rotates
+            )
+            if pays or geometry.relative is not None:
                 told = geometry.relative, dropout, geometry.rotation
                 return each(self.output, relative_attention.self_attention(projected, self.heads, *told))
             q, k, v = projected.chunk(3, dim=-1)

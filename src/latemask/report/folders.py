@@ -94,6 +94,15 @@ class RunFolder:
                 for name in ("step", "tokens", "seconds")}  # fmt: skip
 
     @property
+    def text_tokens(self) -> int | None:
+        """How long the text is that it trained on; None where the journal does not say."""
+        count, refused, dropped = (self.start.get(name) for name in ("rows", "refused_rows", "dropped_tokens"))
+        row_tokens = self.fields.get("shape.row_tokens")
+        if count is None or refused is None or dropped is None or row_tokens is None:
+            return None
+        return int((count + refused) * (row_tokens - 1) + dropped)
+
+    @property
     def cards(self) -> str | None:
         """The card it ran on, with their number where it is more than one."""
         world, card = self.start.get("world") or 1, self.start.get("card")

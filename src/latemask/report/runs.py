@@ -9,6 +9,9 @@ from latemask.report.comparable import units, why_losses_do_not
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Table, Value, crossed
 
+TEXT_TOKENS = "tokens of text"
+"""Beside the fields of a run: what its journal says of the text."""
+
 
 def runs_table(runs: Sequence[RunFolder]) -> Table:
     """One row a run: what it was, where it stands, how fast it went."""
@@ -53,9 +56,14 @@ def differing(runs: Sequence[RunFolder]) -> list[str]:
     return [name for name in names if len({repr(run.fields.get(name)) for run in runs}) > 1]
 
 
+def texts_differ(runs: Sequence[RunFolder]) -> bool:
+    """Whether they trained on texts that are not equally long, as far as their journals say."""
+    return len({run.text_tokens for run in runs} - {None}) > 1
+
+
 def settings_table(runs: Sequence[RunFolder]) -> Table:
-    """The fields that are not the same in all runs."""
-    fields = differing(runs)
+    """The fields that are not the same in all runs, and the text where it is not."""
+    fields = [*differing(runs), *([TEXT_TOKENS] if texts_differ(runs) else [])]
     note = "" if fields else "None: these runs have the same settings."
     return crossed("Settings that differ", ("field", "run"), fields, [run.name for run in runs] if fields else [],
                    lambda row, column: setting(runs[column], fields[row]), note)  # fmt: skip
@@ -63,6 +71,8 @@ def settings_table(runs: Sequence[RunFolder]) -> Table:
 
 def setting(run: RunFolder, name: str) -> str | None:
     """A field's value as text; None where the run has no such field."""
+    if name == TEXT_TOKENS:
+        return None if run.text_tokens is None else f"{run.text_tokens:,}"
     if name not in run.fields:
         return None
     value = run.fields[name]

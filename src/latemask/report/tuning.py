@@ -19,7 +19,7 @@ from latemask.report.folders import RunFolder
 from latemask.report.material import Material, Worth
 from latemask.report.measures import Measure, cautions, is_validation, mean_of, shown_mean
 from latemask.report.plots import Point
-from latemask.report.runs import differing, median, setting
+from latemask.report.runs import TEXT_TOKENS, differing, median, setting, texts_differ
 from latemask.report.seeds import value_at
 from latemask.report.systems import SEEDS, WATCHING, peer_of, title_of, titled
 from latemask.report.tables import Table, Value
@@ -90,7 +90,9 @@ def _table(material: Material, title: str, trials: Sequence[Trial]) -> Table:
     facts = differing_facts(of_validation(trial.some) for trial in trials)
     alike = [trial for trial in trials if trial.worth.has_ended and trial.validation == usual]
     seconds = min((curve[-1][0] for trial in alike for curve in trial.curves), default=None)
-    fields = [name for name in differing([trial.some for trial in trials]) if name not in (*SEEDS, *WATCHING)]
+    firsts = [trial.some for trial in trials]
+    fields = [name for name in differing(firsts) if name not in (*SEEDS, *WATCHING)]
+    fields += [TEXT_TOKENS] if texts_differ(firsts) else []
     columns: dict[str, list[Value]] = {"trial": [trial.worth.system.name for trial in trials]}
     columns |= {name: [setting(trial.some, name) for trial in trials] for name in fields}
     if any(len(trial.worth.runs) > 1 for trial in trials):

@@ -18,8 +18,11 @@ from typing import Literal
 import torch
 
 from latemask.config import Training
+from latemask.errors import Refusal
 
 COMPILER = "torch._inductor.compile_fx"
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""Where a user has torch keep what it compiled."""
 
 
 def compiles(setting: Literal["auto", "on", "off"], device: torch.device, pays: bool = True) -> bool:
@@ -32,9 +35,16 @@ def begun_meanwhile(training: Training, device: torch.device) -> Iterator[None]:
     """The GPU, and the compiler where it ``compiles``, are made ready while the body runs, and are so at its end.
 
     The body must import nothing of torch itself: two threads in one circle of imports see half a module each. What
-    fails does so again, in the open, where it is first used.
+    fails does so again, in the open, where it is first used. Raises ``Refusal`` where torch's cache cannot be made: the
+    compiler's import does that, and a second import of what failed halfway fails with other words.
     """
-    works = [partial(_import, device)] if compiles(training.compile, device) else []
+    imports = compiles(training.compile, device)
+    if imports and (folder := os.environ.get(CACHE)):
+        try:
+            os.makedirs(folder, exist_ok=True)
+        except OSError as error:
+            raise Refusal(CACHE, f"{folder} ({error.strerror})", "a folder that can be made and written to") from error
+    works = [partial(_import, device)] if imports else []
     works += [partial(_begin, device)] if device.type == "cuda" else []
     threads = [Thread(target=work, daemon=True) for work in works]
     for thread in threads:
