@@ -6,7 +6,7 @@
 
 A study is data: trials (a recipe and flags), the most telling first, and measures (commands on a trained run), which
 follow their trial. Every job is a ``latemask`` command in a process of its own on one card; its log lies in
-``OUT/logs/``. A job that is done is not done again, and each command goes on where it was stopped: the same line again
+``OUT/logs/STUDY``. A job that is done is not done again, and each command goes on where it was stopped: the same line again
 after ``--stop-after`` seconds, a kill or a reboot continues, once what a killed one left running has ended.
 ``OUT/evidence.tar.gz`` always holds every journal, score and figure so far, without weights.
 
@@ -477,17 +477,18 @@ def check(options: Options) -> None:
 
 
 class Runner:
-    """Runs a job's command, once: what it did is noted in ``OUT/jobs``."""
+    """Runs a job's command, once: what it did is noted in ``OUT/jobs/STUDY``."""
 
-    def __init__(self, jobs: Sequence[Job], out: Path, is_over: Callable[[], bool]):
+    def __init__(self, jobs: Sequence[Job], out: Path, study: str, is_over: Callable[[], bool]):
         self.jobs, self.out, self.is_over = jobs, out, is_over
+        self.notes, self.logs = (out / name / study for name in ("jobs", "logs"))
         self.collecting = threading.Lock()
-        for name in ("jobs", "logs"):
-            (out / name).mkdir(parents=True, exist_ok=True)
+        for folder in (self.notes, self.logs):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def run(self, job: Job, card: int) -> bool:
         """Whether it is done; at once where it was before."""
-        path = self.out / "logs" / f"{job.name.replace('/', '-')}.log"
+        path = self.logs / f"{job.name.replace('/', '-')}.log"
         with open(path, "ab") as log:
             is_alone, is_done = self._is_alone(job, log), self._is_done(job)
             if is_done or not is_alone:
@@ -530,7 +531,7 @@ class Runner:
         return has_weights or all(self._is_done(other) for other in self.jobs if other.after == job.name)
 
     def _note(self, job: Job) -> Path:
-        return self.out / "jobs" / f"{job.name.replace('/', '-')}.json"
+        return self.notes / f"{job.name.replace('/', '-')}.json"
 
     def _status(self, job: Job, card: int, log: IO[bytes]) -> int:
         """The exit status of its command."""
@@ -590,7 +591,7 @@ def main() -> None:
         return stopped.is_set() or (options.stop_after is not None and time.monotonic() - begun > options.stop_after)
 
     jobs = jobs_of(options)
-    runner = Runner(jobs, options.out, is_over)
+    runner = Runner(jobs, options.out, options.study, is_over)
     write_texts(options)
     queue = Queue(jobs, runner.run, is_over)
     queue.work(options.cards, options.at_once)

@@ -3,13 +3,12 @@
     python benchmarks/start.py --data data/en --out results/start.json
 
 The command is the one a user types, ``latemask pretrain RECIPE``, each time in a process of its own: first with new
-folders for what torch.compile, Triton, CUDA and Python keep of what they compiled (cold), then again with the same
-folders (warm), bytecode among it also where torch was installed without and cannot write it beside its source. The
-clock runs from the launch of the process to each line of its journal: ``start`` (imported, built, rows per pass found),
-``save`` (step 0 written), ``train`` (compiled, and the first step trained). The cold start is the first, so that on a
-fresh machine it also reads torch from disk for the first time. Nothing is validated, unless
-``--flags="--training.validate-every 500"`` says so. Beside it stands what a fresh process takes to import all of that
-and to wake the GPU.
+folders for what torch.compile, Triton and CUDA keep of what they compiled (cold), then again with the same folders
+(warm). Python's bytecode of all imports is there before the first, as an installation leaves it: some images hold torch
+without, where it cannot be written beside the source. The clock runs from the launch of the process to each line of its
+journal: ``start`` (imported, built, rows per pass found), ``save`` (step 0 written), ``train`` (compiled, and the first
+step trained). Nothing is validated, unless ``--flags="--training.validate-every 500"`` says so. Beside it stands what a
+fresh process takes to import all of that and to wake the GPU.
 """
 
 from __future__ import annotations
@@ -40,8 +39,10 @@ from latemask.writing import write_json
 GOALS_SECONDS = {"cold": 60.0, "warm": 20.0}
 """From the command to the first trained step of ``GOALS_RECIPE``, on one H100."""
 GOALS_RECIPE = "mlm_base"
-CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "CUDA_CACHE_PATH", "PYTHONPYCACHEPREFIX")
-"""Where torch.compile, Triton, the driver and Python keep what they compiled."""
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "CUDA_CACHE_PATH", "PYTHONPYCACHEPREFIX")
+"""Where torch.compile (and in it Triton), the driver and Python keep what they compiled."""
+NOT_PASSED_ON = ("TRITON_CACHE_DIR", "PYTHONDONTWRITEBYTECODE")
+"""What would keep it elsewhere, or not at all."""
 LAST_LINES = 15
 
 
@@ -60,7 +61,7 @@ class Options:
     flags: str = "--shape.positions absolute"
     """Its flags, such as --flags="--shape.positions absolute --training.batch-rows 128"."""
     warm: int = 2
-    """Starts with a full cache."""
+    """Starts with a full cache, or 0."""
     steps: int = 3
     """Of each run; the first one is timed."""
     most_seconds: float = 280.0
@@ -68,6 +69,8 @@ class Options:
 
     def __post_init__(self) -> None:
         counts(self, "steps")
+        if self.warm < 0:
+            raise Refusal("--warm", str(self.warm), "0 or more")
         words(self, "flags")
 
 
@@ -153,7 +156,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     caches = {name: str((options.runs / "caches" / name.lower()).resolve()) for name in CACHES}
     for folder in caches.values():
         Path(folder).mkdir(parents=True)
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | caches
+    environment = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON} | caches
+    floors(False, environment)  # writes the bytecode
     starts: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
     first: dict[str, Any] = {}
     for number, kind in enumerate(["cold", *["warm"] * options.warm]):

@@ -168,6 +168,12 @@ def test_starts_are_judged_by_their_median(tmp_path: Path) -> None:
     assert start.judged(starts, "mlm_large", "NVIDIA H200") == start.judged(starts, "mlm_base", "cpu") == {}
 
 
+def test_fewer_starts_than_none_are_refused() -> None:
+    assert start.Options(data=Path("d"), warm=0).warm == 0
+    with pytest.raises(Refusal, match="^--warm: found -1"):
+        start.Options(data=Path("d"), warm=-1)
+
+
 def test_each_floor_of_a_start_holds_the_one_before(monkeypatch) -> None:
     ran: list[str] = []
     monkeypatch.setattr(start.subprocess, "run", lambda command, **_: ran.append(command[-1]))

@@ -191,7 +191,7 @@ def test_a_slice_on_another_machine_does_not_do_again_what_is_whole(tmp_path):
 
     def work(jobs):
         (tmp_path / "order").write_text("")
-        queue = cards.Queue(jobs, evidence.Runner(jobs, tmp_path, lambda: False).run)
+        queue = cards.Queue(jobs, evidence.Runner(jobs, tmp_path, "study", lambda: False).run)
         queue.work([0])
         assert len(queue.done) == len(jobs)
         return (tmp_path / "order").read_text().split()
@@ -298,7 +298,7 @@ from pathlib import Path
 from benchmark_files import load
 evidence = load("evidence")
 job = evidence.Job("a", (sys.executable, "-c", *sys.argv[2:]))
-evidence.Runner([job], Path(sys.argv[1]), lambda: False).run(job, 0)
+evidence.Runner([job], Path(sys.argv[1]), "study", lambda: False).run(job, 0)
 """
 
 
@@ -313,10 +313,10 @@ def test_what_a_killed_program_left_running_is_waited_for(tmp_path):
             assert killed.poll() is None
             time.sleep(0.05)
         killed.kill()
-    assert not evidence.Runner([job], tmp_path, lambda: True).run(job, 0)
+    assert not evidence.Runner([job], tmp_path, "study", lambda: True).run(job, 0)
     assert order.read_text() == "begun\n"
     for _ in range(2):
-        assert evidence.Runner([job], tmp_path, lambda: False).run(job, 0)
+        assert evidence.Runner([job], tmp_path, "study", lambda: False).run(job, 0)
         assert order.read_text() == "begun\nended\n" * 2
 
 
@@ -327,13 +327,13 @@ def test_jobs_run_once_in_order_over_cards_and_what_failed_stops_only_its_own(tm
     append = f"import sys; open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[1] + ' ')"
     jobs = [job("a", append), job("b", "raise SystemExit(3)"), job("a/x", append, "a"), job("b/x", append, "b")]
     for _ in range(2):
-        queue = cards.Queue(jobs, evidence.Runner(jobs, tmp_path, lambda: False).run)
+        queue = cards.Queue(jobs, evidence.Runner(jobs, tmp_path, "study", lambda: False).run)
         queue.work([0])
         assert (queue.done, queue.failed, queue.left) == ({"a", "a/x"}, {"b", "b/x"}, [])
     assert (tmp_path / "order").read_text() == "a a/x "
-    assert json.loads((tmp_path / "jobs" / "a.json").read_text())["card"] == 0
+    assert json.loads((tmp_path / "jobs" / "study" / "a.json").read_text())["card"] == 0
     with tarfile.open(tmp_path / "evidence.tar.gz") as archive:
-        assert {"jobs/a.json", "jobs/a-x.json", "logs/b.log"} <= set(archive.getnames())
+        assert {"jobs/study/a.json", "jobs/study/a-x.json", "logs/study/b.log"} <= set(archive.getnames())
 
 
 def test_a_job_told_to_stop_in_the_middle_is_gone_on_with(tmp_path):
@@ -344,7 +344,7 @@ def test_a_job_told_to_stop_in_the_middle_is_gone_on_with(tmp_path):
         "time.sleep(60); sys.exit(1)"
     )
     stopped = evidence.Job("a", (sys.executable, "-c", code, str(tmp_path / "file")), stop_at_seconds=2)
-    assert evidence.Runner([stopped], tmp_path, lambda: False).run(stopped, 0)
+    assert evidence.Runner([stopped], tmp_path, "study", lambda: False).run(stopped, 0)
     assert (tmp_path / "file").exists()
 
 
