@@ -6,8 +6,8 @@
 
 A study is data: trials (a recipe and flags), the most telling first, and measures (commands on a trained run), which
 follow their trial. Every job is a ``latemask`` command in a process of its own on one card; its log lies in
-``OUT/logs/STUDY``. A job that is done is not done again, and each command goes on where it was stopped: the same line again
-after ``--stop-after`` seconds, a kill or a reboot continues, once what a killed one left running has ended.
+``OUT/logs/STUDY``. A job that is done is not done again, and each command goes on where it was stopped: the same line
+again after ``--stop-after`` seconds, a kill or a reboot continues, once what a killed one left running has ended.
 ``OUT/evidence.tar.gz`` always holds every journal, score and figure so far, without weights.
 
 A study in slices, also on several machines: ``--trials 4`` are its first four, ``--only NAME...`` those of these names;

@@ -170,7 +170,7 @@ def test_starts_are_judged_by_their_median(tmp_path: Path) -> None:
 
 def test_fewer_starts_than_none_are_refused() -> None:
     assert start.Options(data=Path("d"), warm=0).warm == 0
-    with pytest.raises(Refusal, match="^--warm: found -1"):
+    with pytest.raises(Refusal, match=r"^--warm: found -1"):
         start.Options(data=Path("d"), warm=-1)
 
 

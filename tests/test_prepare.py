@@ -151,8 +151,27 @@ def test_duplicates_and_validation_files(tokenizer, tmp_path, capsys):
     assert "1 documents are also in the validation files; --deduplicate" in capsys.readouterr().err
     counts = prepare([train], tokenizer, tmp_path / "c", valid_files=[valid], deduplicate=True)
     assert [(one.train, one.held_out, one.duplicates) for one in counts] == [(0, 2, 0), (2, 0, 3)]
-    prepare([tmp_path], tokenizer, tmp_path / "d", valid_files=[valid])
-    assert f"{valid} is both training and validation text" in capsys.readouterr().err
+
+
+def test_validation_files_among_the_input_are_not_trained_on(tokenizer, tmp_path, capsys):
+    (texts := tmp_path / "texts").mkdir()
+    for name in ("one", "two", "three"):
+        write_lines(texts / f"{name}.jsonl", [name, f"more of {name}"])
+    (linked := tmp_path / "linked.jsonl").symlink_to(texts / "two.jsonl")
+    apart = prepare([texts / "one.jsonl", texts / "three.jsonl"], tokenizer, tmp_path / "apart", valid_files=[linked])
+    for number, inputs in enumerate(
+        ([texts], [texts / "*.jsonl"], [texts / "one.jsonl", linked, texts / "three.jsonl"])
+    ):
+        counts = prepare(inputs, tokenizer, tmp_path / str(number), valid_files=[texts / "two.jsonl"])
+        assert "1 of 3 input files are validation text and left out of training" in capsys.readouterr().out
+        assert [(one.train, one.held_out) for one in counts] == [(0, 2), (2, 0), (2, 0)]
+        assert documents_of(open_store(tmp_path / str(number)).valid) == documents_of(
+            open_store(tmp_path / "apart").valid
+        )
+    assert len(apart) == 3
+    with pytest.raises(Refusal, match=r"^--valid-files: found all of the input; wanted some of it left to train on"):
+        prepare([texts / "two.jsonl"], tokenizer, tmp_path / "none", valid_files=[linked])
+    assert not (tmp_path / "none").exists()
 
 
 def test_bytes_per_duplicate_are_as_stated():
@@ -246,8 +265,9 @@ def test_settings_and_places_are_checked(tokenizer, tmp_path, monkeypatch):
             prepare([path], tokenizer, tmp_path / "out", **change)
     with pytest.raises(Refusal, match="no such file"):
         prepare([tmp_path / "*.parquet"], tokenizer, tmp_path / "out")
+    copied = shutil.copy(path, tmp_path / "copy.jsonl")
     with pytest.raises(Refusal, match="no training document"):
-        prepare([path], tokenizer, tmp_path / "out", valid_files=[path], deduplicate=True)
+        prepare([path], tokenizer, tmp_path / "out", valid_files=[copied], deduplicate=True)
     prepare([path], tokenizer, tmp_path / "out")
     with pytest.raises(Refusal, match=r"something already there.*--overwrite"):
         prepare([path], tokenizer, tmp_path / "out")

@@ -20,6 +20,7 @@ from latemask.config import Run
 from latemask.errors import Refusal
 from latemask.feed.masking import lay_out
 from latemask.kernels import HAS_TRITON, linear_cross_entropy, relative_attention
+from latemask.kernels.gelu import HALF
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
 from latemask.text.store import open_store
@@ -103,6 +104,8 @@ def kernels(device: torch.device) -> list[tuple[str, str, str]]:
         ("cross-entropy of the head (Triton)",
          linear_cross_entropy.is_supported(torch.empty(0, dtype=dtype, device=device)), "", "torch's"),
         ("dropout by a hash (compiled)", device.type == "cuda", "where blocks are compiled", "torch.nn.Dropout"),
+        ("GELU by the normal distribution's tail (compiled)", device.type == "cuda" and dtype in HALF,
+         "where blocks are compiled", "torch.nn.GELU"),
     )  # fmt: skip
     return [
         (name, "yes" if used else "no", "; ".join(filter(None, (why, limit if used else f"instead: {instead}"))))

@@ -17,6 +17,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from latemask.kernels import HAS_TRITON, INTERPRETED, compiles_for_gpu
+from latemask.kernels.rotary import turn
 
 LOG2_E = math.log2(math.e)
 MOST_TILES = 64
@@ -350,7 +351,7 @@ def _self_attention(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     query_key_value = query_key_value.contiguous()
     turned = _room_for_turned(query_key_value, cosine)
-    _turn(query_key_value, turned, heads, cosine, sine, 1)
+    turn(query_key_value, turned, heads, cosine, sine, 1)
     q, k, v = _split(query_key_value, turned, heads)
     out = q.new_empty(q.shape[0], q.shape[2], heads * q.shape[3])
     lse, hashes = _forward(q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise, dropout, out)
@@ -379,7 +380,7 @@ def _self_attention_backward(
     d_heads = d_out.unflatten(-1, (heads, -1)).transpose(1, 2)
     d_table = _backward(d_heads, q, k, v, table, query_seats, key_seats, query_groups, key_groups, reach, noise,
                         dropout, out, lse, hashes, *_split(d_all, d_all[..., :0], heads), d_all.shape[-1])  # fmt: skip
-    _turn(d_all, d_all, heads, cosine, sine, -1)
+    turn(d_all, d_all, heads, cosine, sine, -1)
     return d_all, d_table
 
 
@@ -396,25 +397,6 @@ def _room_for_turned(query_key_value: Tensor, cosine: Tensor | None) -> Tensor:
     """For queries and keys; for nothing where none are turned."""
     rows, tokens, width = query_key_value.shape
     return query_key_value.new_empty(rows, tokens, 0 if cosine is None else 2 * width // 3)
-
-
-def _turn(x: Tensor, out: Tensor, heads: int, cosine: Tensor | None, sine: Tensor | None, direction: int) -> None:
-    """The queries and keys of ``x`` into ``out``, which may be ``x``, turned by their angles or back."""
-    if cosine is None or sine is None:
-        return
-    from latemask.kernels import rotary_triton
-
-    kernels: Any = rotary_triton
-
-    rows, tokens, width = x.shape[0], x.shape[1], x.shape[2] // 3 // heads
-    angles = [part.expand(rows, 1, tokens, width // 2).float().contiguous() for part in (cosine, sine)]
-    kernels.turn_kernel[(rows, -(-tokens // TURNED_TOKENS))](
-        x, *angles, out, *x.stride()[:2], *out.stride()[:2], tokens, 2 * heads, direction, TURNED_TOKENS, width
-    )
-
-
-TURNED_TOKENS = 16
-"""Whose queries and keys a program turns."""
 
 
 def _split(query_key_value: Tensor, turned: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Queries and keys turned by their rotary angles in one pass, as a Triton kernel; relative_attention.py calls it."""
+"""Queries and keys turned by their rotary angles in one pass, as a Triton kernel; rotary.py launches it."""
 
 # Triton is a language of its own: its types are not Python's.
 # pyright: reportArgumentType=false, reportCallIssue=false, reportOperatorIssue=false

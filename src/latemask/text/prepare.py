@@ -57,7 +57,7 @@ class PrepareOptions(Reading):
     valid_share: float = 0.01
     """Share of documents held out for validation, chosen by the hash of their text."""
     valid_files: tuple[str, ...] = ()
-    """Files that are the validation documents; nothing of the others is then held out."""
+    """Files that are the validation documents, also where the input names them; of others nothing is then held out."""
     deduplicate: bool = False
     """Keep only the first of documents with the same text; takes about 120 bytes of memory per document."""
     workers: int | None = None
@@ -111,9 +111,7 @@ def prepare(
     tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
     check_free(out, overwrite, SUMMARY)
     held_out = find(valid_files, reading.format) if valid_files else []
-    files = find(inputs, reading.format)
-    for path in {os.path.realpath(file.path) for file in held_out} & {os.path.realpath(file.path) for file in files}:
-        warn(f"{path} is both training and validation text: the validation loss will say little")
+    files = _without(held_out, find(inputs, reading.format))
     sizes = estimated_text_bytes([*held_out, *files], reading)
     total = None if None in sizes else sum(size for size in sizes if size)
     if total is not None and total < SMALL_BYTES:
@@ -144,6 +142,17 @@ def prepare(
         write_summary(aside, writer.summary(options | {"valid_share": valid_share, "deduplicate": deduplicate}))
     _warn(counts, writer, deduplicate)
     return counts
+
+
+def _without(held_out: Sequence[File], files: Sequence[File]) -> list[File]:
+    """The ``files`` to train on. Raises ``Refusal`` where all of them are for validation."""
+    of_validation = {os.path.realpath(file.path) for file in held_out}
+    left = [file for file in files if os.path.realpath(file.path) not in of_validation]
+    if not left:
+        raise Refusal("--valid-files", "all of the input", "some of it left to train on")
+    if len(left) < len(files):
+        say(f"{len(files) - len(left)} of {len(files)} input files are validation text and left out of training")
+    return left
 
 
 def _cores() -> int:
