@@ -121,8 +121,8 @@ def test_of_repeats_of_a_seed_the_first_that_ended_counts_and_the_others_stand_b
     assert [table.rows for table in seeds_tables(material)] == whole
     [said] = [part for part in parts(material.folders) if part.title == "Runs that are there twice"]
     assert rows_of(said) == {
-        "a-stopped": ("repeats mlm_tiny-2: the same settings and seed, other numbers",),
-        "z-again": ("repeats mlm_tiny-1: the same settings and seed, other numbers",),
+        "a-stopped": ("repeats mlm_tiny-2: the same settings and seed, a run of its own",),
+        "z-again": ("repeats mlm_tiny-1: the same settings and seed, a run of its own",),
     }
 
 

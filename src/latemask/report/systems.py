@@ -71,10 +71,10 @@ def systems(folders: Sequence[RunFolder]) -> list[System]:
 
 
 def repeats_table(found: Sequence[System], folders: Sequence[RunFolder]) -> Table | None:
-    """Runs that are there more than once: copies, and repeats of one seed with other numbers; None without."""
+    """Runs that are there more than once: copies, and repeats of one seed; None without."""
     rows = [(copy, f"a copy of {folder.name}: the same settings, seed and journal")
             for folder in folders for copy in folder.copies]  # fmt: skip
-    rows += [(run.name, f"repeats {first.name}: the same settings and seed, other numbers")
+    rows += [(run.name, f"repeats {first.name}: the same settings and seed, a run of its own")
              for system in found for run, first in system.repeated]  # fmt: skip
     note = (
         "A copy is the same run, which counts once, with the results of both folders. Of repeats the first that came "
