@@ -198,6 +198,11 @@ class Job:
     """The run folder, of a pretraining."""
 
     @property
+    def file_name(self) -> str:
+        """Of its log and note, less the suffix."""
+        return self.name.replace("/", "-")
+
+    @property
     def is_alone(self) -> bool:
         """Its seconds are a result."""
         return self.run is not None
@@ -256,6 +261,8 @@ frequencies at it (results/evidence/tuning)."""
 
 DELTA_ENDS = {"mae_lm": ("--masking.delta", "0"), "mask_in_encoder": ("--masking.delta", "1")}
 """The same runs by another name: in a report of `masks` and `delta` they are the ends of MAE-LM's Figure 4."""
+OF_ABLATIONS: tuple[Measure, ...] = ("blimp", "rank", "glue")
+"""What `masks` and `delta` measure."""
 
 SMALL = ("--shape.initial-deviation", "0.01")
 AT_HIGH_RATES = (
@@ -317,16 +324,14 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
     if study == "masks":
         ways = ("mlm", "mask_in_encoder", "decoder_resets_mask", "random_replace", "mae_lm", "misaligned_positions",
                 "no_relative", "decoder_self_cross", "decoder_causal_cross", "decoder_cross")  # fmt: skip
-        return [Trial(way, f"{way}_{size}", (*short(f"{way}_{size}"), *DELTA_ENDS.get(way, ()))) for way in ways], (
-            "blimp",
-            "rank",
-            "glue",
-        )
+        return [
+            Trial(way, name, (*short(name), *DELTA_ENDS.get(way, ()))) for way in ways for name in (f"{way}_{size}",)
+        ], OF_ABLATIONS
     if study == "delta":
         return [
             Trial(f"delta={delta}", f"delta_{size}", (*short(f"delta_{size}"), "--masking.delta", str(delta)))
             for delta in (0.5, 0.25, 0.75)
-        ], ("blimp", "rank", "glue")
+        ], OF_ABLATIONS
     if study == "three-ml":
         depth = recipe(f"mlm_{size}").shape.depth
         systems: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -488,7 +493,7 @@ class Runner:
 
     def run(self, job: Job, card: int) -> bool:
         """Whether it is done; at once where it was before."""
-        path = self.logs / f"{job.name.replace('/', '-')}.log"
+        path = self.logs / f"{job.file_name}.log"
         with open(path, "ab") as log:
             is_alone, is_done = self._is_alone(job, log), self._is_done(job)
             if is_done or not is_alone:
@@ -531,7 +536,7 @@ class Runner:
         return has_weights or all(self._is_done(other) for other in self.jobs if other.after == job.name)
 
     def _note(self, job: Job) -> Path:
-        return self.notes / f"{job.name.replace('/', '-')}.json"
+        return self.notes / f"{job.file_name}.json"
 
     def _status(self, job: Job, card: int, log: IO[bytes]) -> int:
         """The exit status of its command."""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from asked import asked, counts, read
+from gpu_time import gpu_milliseconds
 from refusals import check_gpu, program
 from torch import Tensor
 
@@ -59,15 +60,7 @@ def milliseconds(run: Callable[[], object]) -> float:
     """The mean on the GPU."""
     for _ in range(WARMUP):
         run()
-    torch.cuda.synchronize()
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda._sleep(HELD_CYCLES)
-    begun.record()
-    for _ in range(TIMED):
-        run()
-    ended.record()
-    torch.cuda.synchronize()
-    return begun.elapsed_time(ended) / TIMED
+    return gpu_milliseconds(lambda: [run() for _ in range(TIMED)], HELD_CYCLES) / TIMED
 
 
 def measure(options: Options) -> dict[str, Any]:

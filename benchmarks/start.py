@@ -4,7 +4,7 @@
 
 The command is the one a user types, ``latemask pretrain RECIPE``, each time in a process of its own: first with new
 folders for what torch.compile, Triton and CUDA keep of what they compiled (cold), then again with the same folders
-(warm). Python's bytecode of all imports is there before the first, as an installation leaves it: some images hold torch
+(warm). Python's bytecode of torch is there before the first, as an installation leaves it: some images hold torch
 without, where it cannot be written beside the source. The clock runs from the launch of the process to each line of its
 journal: ``start`` (imported, built, rows per pass found), ``save`` (step 0 written), ``train`` (compiled, and the first
 step trained). Nothing is validated, unless ``--flags="--training.validate-every 500"`` says so. Beside it stands what a
@@ -157,7 +157,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for folder in caches.values():
         Path(folder).mkdir(parents=True)
     environment = {name: value for name, value in os.environ.items() if name not in NOT_PASSED_ON} | caches
-    floors(False, environment)  # writes the bytecode
+    floors(False, environment)  # writes torch's bytecode
     starts: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
     first: dict[str, Any] = {}
     for number, kind in enumerate(["cold", *["warm"] * options.warm]):

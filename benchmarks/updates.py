@@ -28,6 +28,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch._dynamo
 from asked import asked, counts, read
+from gpu_time import gpu_milliseconds
 from refusals import program
 
 from latemask import console
@@ -134,9 +135,9 @@ class Updates:
         batch = self.prefetch.take(index)
         host = statistics.median(self._launched(lambda: self.one(batch, index)) for _ in range(ALONE))
         cycles = 10_000_000
-        asleep = self._measured(lambda: torch.cuda._sleep(cycles))
+        asleep = gpu_milliseconds(lambda: torch.cuda._sleep(cycles))
         held = round(cycles * max(1.0, HELD * host / asleep))
-        device = [self._measured(lambda: self.one(batch, index), held) for _ in range(ALONE)]
+        device = [gpu_milliseconds(lambda: self.one(batch, index), held) for _ in range(ALONE)]
         return {"host_milliseconds": host, "device_milliseconds": statistics.median(device)}
 
     def _launched(self, work: Callable[[], None]) -> float:
@@ -145,18 +146,6 @@ class Updates:
         begun = time.perf_counter()
         work()
         return 1e3 * (time.perf_counter() - begun)
-
-    def _measured(self, work: Callable[[], None], held: int = 0) -> float:
-        """Milliseconds of the device, which begins only after so many cycles."""
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._wait()
-        if held:
-            torch.cuda._sleep(held)
-        begun.record()
-        work()
-        ended.record()
-        self._wait()
-        return begun.elapsed_time(ended)
 
     def _wait(self) -> None:
         if self.world.device.type == "cuda":

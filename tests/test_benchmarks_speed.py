@@ -612,6 +612,34 @@ def test_attention_asks_for_a_gpu() -> None:
         attention.measure(attention.Options())
 
 
+# gpu_time
+
+
+def test_a_gpu_is_held_before_its_clock_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+            self.at = -1
+
+        def record(self) -> None:
+            self.at = len(order)
+            order.append("clock")
+
+        def elapsed_time(self, other: Event) -> float:
+            return float(other.at - self.at)
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: order.append("wait"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: order.append(f"held {cycles}"))
+    gpu_milliseconds = load("gpu_time").gpu_milliseconds
+    assert gpu_milliseconds(lambda: order.append("work")) == 2
+    assert gpu_milliseconds(lambda: order.append("work"), 7) == 2
+    timed = ["clock", "work", "clock", "wait"]
+    assert order == ["wait", *timed, "wait", "held 7", *timed]
+
+
 # gelu
 
 

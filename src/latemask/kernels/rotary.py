@@ -1,4 +1,4 @@
-"""Queries and keys turned by the angles of their positions (Su et al. 2021), in one pass over their projection."""
+"""Rotary positions by the kernel: queries and keys turned by their angles, in one pass over their projection."""
 
 from __future__ import annotations
 
