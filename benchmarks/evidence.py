@@ -36,7 +36,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Literal
 
@@ -80,11 +80,14 @@ Study = Literal[
 ]
 BY_TOKENS: tuple[Study, ...] = ("objectives", "masks", "delta", "three-ml", "time")
 TAKEN_BY: Mapping[str, tuple[Study, ...]] = {
-    "seconds": ("objectives",), "seeds": ("objectives",), "tokens": (*BY_TOKENS, "tuning", "collapse"),
+    "seconds": ("objectives",), "seeds": BY_TOKENS, "tokens": (*BY_TOKENS, "tuning", "collapse"),
     "rows": BY_TOKENS, "rate": BY_TOKENS,
 }  # fmt: skip
 """The studies that a flag is for."""
 Measure = Literal["blimp", "rank", "theory", "glue", "squad", "rank-mnli", "rank-squad2"]
+TUNED_AGAIN: Mapping[Measure, str] = {"glue": "mnli", "squad": "squad2"}
+"""Measures that find a fine-tuning of this task done where its model was to be saved; at the same time they would take
+it from there."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,8 @@ class Options:
     at_once: int = 1
     """Measurements at the same time on each; a pretraining has its card to itself."""
     seeds: tuple[int, ...] | None = None
-    """`objectives`: of pretraining, 1 2 3 by default; each also seeds the order of the data, alike for all systems."""
+    """Of pretraining, each of them also of the order of the data, alike for all systems: every trial once for each; by
+    default 1 2 3 in `objectives`, elsewhere the seed that the recipes have."""
     seconds: float | None = None
     """`objectives`: the clock ends a run in place of its tokens, as for MAE-LM in the time that MLM took."""
     finetuning_seeds: int = 5
@@ -281,7 +285,20 @@ AT_HIGH_RATES = (
 
 
 def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
-    """The trials of a study, and what is measured of each."""
+    """The trials of a study, one seed after the other, and what is measured of each."""
+    trials, measures = _trials(options)
+    seeds = options.seeds or ((1, 2, 3) if options.study == "objectives" else None)
+    if seeds is None:
+        return trials, measures
+    return [
+        replace(trial, name=f"{trial.name},seed={seed}", flags=(*trial.flags, "--training.seed", str(seed)))
+        for seed in seeds
+        for trial in trials
+    ], measures
+
+
+def _trials(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
+    """The trials of one seed."""
     study = options.study
     if study in ("real-text", "real-text-rotary"):
         size = options.size or "small"
@@ -315,9 +332,7 @@ def trials_of(options: Options) -> tuple[list[Trial], tuple[Measure, ...]]:
     if study == "objectives":
         clock = () if options.seconds is None else ("--training.max-seconds", f"{options.seconds:g}")
         return [
-            Trial(system + (f",seconds={options.seconds:g}" if clock else "") + f",seed={seed}", name,
-                  (*short(name), "--training.seed", str(seed), *clock))
-            for seed in options.seeds or (1, 2, 3)
+            Trial(system + (f",seconds={options.seconds:g}" if clock else ""), name, (*short(name), *clock))
             for system in ("mlm", "mae_lm", "three_ml_self")
             for name in (f"{system}_{size}",)
         ], ("blimp", "rank", "rank-mnli", "rank-squad2", "glue", "squad")  # fmt: skip
@@ -405,7 +420,8 @@ def jobs_of(options: Options) -> list[Job]:
         for (label, model), measure in itertools.product(models, measures):
             if measure == "blimp" and recipe(trial.recipe).rewrites:
                 continue  # it has no distribution for one masked token
-            after = trial.name
+            saved = f"{trial.name}{label}/save-{TUNED_AGAIN.get(measure)}"
+            after = saved if any(job.name == saved for job in jobs) else trial.name
             for name, command in _commands(measure, str(model), options):
                 jobs.append(Job(f"{trial.name}{label}/{name}", (*latemask, *command), after))
                 after = jobs[-1].name

@@ -97,6 +97,16 @@ def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):
     assert run.training == dataclasses.replace(runs["mae_lm,seed=4"], max_seconds=386.0)
 
 
+@pytest.mark.parametrize("study", ["masks", "delta", "three-ml", "time"])
+def test_seeds_of_any_study_are_its_trials_again_with_other_weights_and_another_order(study, tmp_path):
+    alone, _ = evidence.trials_of(options(study, tmp_path))
+    trials, _ = evidence.trials_of(options(study, tmp_path, seeds=(2, 3)))
+    assert [trial.name for trial in trials] == [f"{one.name},seed={seed}" for seed in (2, 3) for one in alone]
+    for trial, one in zip(trials, [*alone, *alone], strict=True):
+        assert trial.flags == (*one.flags, "--training.seed", trial.name[-1])
+        assert dataclasses.replace(trial, name=one.name, flags=one.flags) == one
+
+
 def test_a_decoder_has_half_the_rate_where_the_warm_up_is_short(tmp_path):
     for tokens, rate in ((250_000_000, 4e-4), (100_000_000, 2e-4)):
         jobs = evidence.jobs_of(options("objectives", tmp_path, seeds=(4,), tokens=tokens))
@@ -107,7 +117,7 @@ def test_a_decoder_has_half_the_rate_where_the_warm_up_is_short(tmp_path):
 @pytest.mark.parametrize(("study", "flag", "value"), [
     ("masks", "seconds", 100.0), ("real-text", "seconds", 100.0), ("tuning", "rows", 128), ("real-text", "rows", 64),
     ("tuning", "rate", "2e-4"), ("real-text-rotary", "rate", "1e-3"), ("real-text", "tokens", 1000),
-    ("time", "seeds", (1, 2)),
+    ("tuning", "seeds", (1, 2)),
 ])  # fmt: skip
 def test_a_flag_that_a_study_makes_nothing_of_is_refused(study, flag, value, tmp_path):
     said = " ".join(map(str, value)) if isinstance(value, tuple) else value
@@ -377,12 +387,15 @@ def test_fine_tuned_models_are_ranked_on_the_held_out_texts_of_their_task(tmp_pa
         saves, ranks = jobs[f"mlm,seed=4/save-{task}"], jobs[f"mlm,seed=4/rank-{task}"]
         (Path(saves.command[4]) / "step-0000001").mkdir(parents=True, exist_ok=True)
         assert (saves.after, ranks.after) == ("mlm,seed=4", saves.name)
+        again = jobs[f"mlm,seed=4/{'glue' if task == 'mnli' else 'squad'}"]
+        assert again.after == saves.name, "it would take the first of the task's fine-tunings, and save no model"
         assert "--save" in saves.command
         saved = output_folder("", saves.command[4]) / f"{task}-x.model"
         saved.mkdir(parents=True)
         assert evidence.said_in_full(ranks.command)[4] == str(saved)
         assert ranks.command[ranks.command.index("--data") + 1] == str(tmp_path / "out" / f"held-out-{task}.jsonl")
     assert evidence.said_in_full(("a*", "*.py")) == ["a*", "*.py"]
+    assert next(job for job in evidence.jobs_of(options("masks", tmp_path)) if job.name == "mlm/glue").after == "mlm"
 
 
 def test_held_out_texts_are_the_task_s_pairs_each_as_one_text(tmp_path):

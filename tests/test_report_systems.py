@@ -277,6 +277,40 @@ def test_quality_stands_beside_cost_and_a_figure_joins_the_front(tmp_path):
     assert cost_table(Material.of(two[:1])) is None
 
 
+def test_tasks_stand_beside_averages_over_all_seeds_where_one_run_lacks_the_average(tmp_path):
+    for name, seed, tasks in (("mlm_tiny", 1, GLUE), ("mlm_tiny", 2, GLUE), ("mae_lm_tiny", 1, ["rte"]),
+                              ("mae_lm_tiny", 2, GLUE)):  # fmt: skip
+        run = f"{name}-{seed}"
+        folder = write_curve(tmp_path / run, name, 3.0, 100, {"training.seed": seed})
+        put(folder, *(point(task, 0.5 + 0.1 * seed, run=run) for task in tasks))
+    material = Material.of(read_folders([tmp_path]))
+    table = cost_table(material)
+    mlm, mae = (cells(table, name) for name in ("mlm_tiny", "mae_lm_tiny"))
+    assert mlm["RTE"] == mae["RTE"] == "65.0 ± 7.1"
+    assert (mlm["GLUE average"], mae["GLUE average"]) == ("65.0 ± 7.1", "70.0 (1 of 2)")
+    assert table is not None
+    assert "for the third has none" in table.note
+    assert "CoLA" not in mlm, "every run that has it has the average"
+
+
+def test_the_mean_of_the_tasks_that_all_pairs_have_is_compared_where_an_average_is_lacking(tmp_path):
+    for seed, tasks in ((1, ["rte", "cola", "sst2"]), (2, ["rte", "cola"])):
+        for name, gain in (("mlm_tiny", 0.0), ("mae_lm_tiny", 0.1)):
+            run = f"{name}-{seed}"
+            folder = write_curve(tmp_path / run, name, 3.0, 100, {"training.seed": seed})
+            scores = {"rte": 0.5, "cola": 0.7 + gain * seed, "sst2": 0.9}
+            put(folder, *(point(task, scores[task], run=run) for task in tasks))
+    [table] = seeds_tables(Material.of(read_folders([tmp_path])))
+    found = cells(table, "mean of 2 tasks of GLUE")
+    assert (found["mlm_tiny"], found["mae_lm_tiny"], found["difference by seed"]) == ("60.0", "67.5", "+5.0 +10.0")
+    for folder in (tmp_path / f"{name}-2" for name in ("mlm_tiny", "mae_lm_tiny")):
+        put(folder, *(point(task, 0.5, run=folder.name) for task in GLUE))
+        put(tmp_path / f"{folder.name[:-1]}1", *(point(task, 0.5, run=f"{folder.name[:-1]}1") for task in GLUE))
+    [table] = seeds_tables(Material.of(read_folders([tmp_path])))
+    assert cells(table, "GLUE average")["seeds"] == "1, 2"
+    assert "mean of" not in str(table.rows)
+
+
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(-5, 5)), min_size=2, max_size=6,
                 unique_by=lambda point: round(point[0], 1)), st.floats(-6, 6), st.booleans())  # fmt: skip
 def test_time_to_a_level_is_the_first_time_on_the_curve(points, level, is_loss):

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from latemask.report import plots
 from latemask.report.looks import Look
 from latemask.report.material import Material, Worth
-from latemask.report.measures import axis, cautions, mean_of, shown_mean
+from latemask.report.measures import axis, cautions, mean_of, of_part, shown_mean
 from latemask.report.systems import reference
 from latemask.report.tables import Drawing, Table, Value, anchor
 
@@ -65,7 +65,9 @@ def cost_table(material: Material) -> Table | None:
     rows: list[tuple[Value, ...]] = []
     for worth in found:
         own, cost = worth.system.name, _card_seconds(worth)
-        cells = (shown_mean(worth.scores.get(name, []), ON_FRONT * (own in fronts[name])) for name in names)
+        cells = (
+            shown_mean(worth.scores.get(name, []), len(worth.runs), ON_FRONT * (own in fronts[name])) for name in names
+        )
         tokens = statistics.fmean(run.reached["tokens"] for run in worth.runs)
         share = f"{cost / base_cost:.1%}" if base_cost else None
         rows.append((own, len(worth.runs), tokens / 1e6, cost, share, *cells))
@@ -81,7 +83,7 @@ def _note(material: Material, found: Sequence[Worth], rows: Sequence[tuple[Value
         said += f" {ON_FRONT} On the Pareto front: no system that is as cheap is as good."
     if any(len(worth.runs) == 1 for worth in found):
         said += " Of systems with one seed it is not known which differences are seed noise."
-    return said + material.apart(names) + cautions(every, names, text)
+    return said + of_part(text) + material.apart(names) + cautions(every, names, text)
 
 
 def front_drawings(material: Material) -> list[Drawing]:

@@ -18,7 +18,7 @@ from latemask.report.systems import System, alike, systems
 @dataclass(frozen=True)
 class Worth:
     """A system, its ``runs`` that came to their end (all of them where none did), and what these are worth: every
-    measure of each, but for the tasks whose average stands beside them."""
+    measure of each that is compared."""
 
     system: System
     runs: list[RunFolder]
@@ -72,15 +72,21 @@ class Material:
         return {run: dict(named) for run, named in self._named.items()}
 
     @cached_property
+    def compared(self) -> Mapping[str, Mapping[str, Measure]]:
+        """The same without the tasks whose average stands for them: in all runs that have the task."""
+        alone = {name for found in self.measures.values() for name, measure in found.items() if not measure.is_part}
+        return {run: {name: measure for name, measure in found.items() if name in alone}
+                for run, found in self.measures.items()}  # fmt: skip
+
+    @cached_property
     def worth(self) -> list[Worth]:
         """What each system is worth."""
         found = []
         for system in self.systems:
             runs, scores = [run for run in system.runs if run.has_ended] or list(system.runs), {}
             for run in runs:
-                for name, measure in self.measures[run.name].items():
-                    if not measure.is_part:
-                        scores.setdefault(name, []).append(measure)
+                for name, measure in self.compared[run.name].items():
+                    scores.setdefault(name, []).append(measure)
             found.append(Worth(system, runs, scores))
         return found
 

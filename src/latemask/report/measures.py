@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
@@ -37,6 +38,8 @@ class Measure(NamedTuple):
     """‡ where seeds failed."""
     is_loss: bool = False
     """Whether less is better."""
+    is_task: bool = False
+    """Whether it is one of GLUE's tasks."""
     is_part: bool = False
     """Whether it is one of the tasks whose average there is too."""
     is_neutral: bool = False
@@ -59,14 +62,21 @@ def kind_of(name: str, measure: Measure) -> Kind:
     return name, *measure.facts.values()
 
 
-def shown_mean(ones: Sequence[Measure], sign: str = "") -> str | None:
-    """The mean of a measure over runs, ± their deviation, with its marks and a ``sign``; None of none."""
+def shown_mean(ones: Sequence[Measure], runs: int, sign: str = "") -> str | None:
+    """The mean of a measure over those of so many ``runs`` that have it, ± their deviation, with its marks and a
+    ``sign``; None of none."""
     if not ones:
         return None
     values, digits = [one.value for one in ones], 3 if ones[0].is_loss else 1
     spread = f"± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
     marked = "".join(dict.fromkeys(one.mark for one in ones if one.mark))
-    return " ".join(filter(None, (f"{mean_of(ones):.{digits}f}", spread, marked, sign)))
+    part = f"({len(ones)} of {runs})" if len(ones) < runs else ""
+    return " ".join(filter(None, (f"{mean_of(ones):.{digits}f}", spread, marked, part, sign)))
+
+
+def of_part(cells: str) -> str:
+    """What a reader of means must know, where some in ``cells`` are over a part of the runs."""
+    return " (2 of 3): the mean of two seeds, for the third has none." if re.search(r"\(\d+ of \d+\)", cells) else ""
 
 
 def mean_of(ones: Sequence[Measure]) -> float:
@@ -157,7 +167,8 @@ def _named(entry: Entry, has_average: bool) -> list[Named]:
         return [(_marked(f"SQuAD 2.0 {name}", entry.marks), Measure(scores[key], mark, facts=facts))
                 for name, key in (("EM", "exact"), ("F1", "f1"))]  # fmt: skip
     title = entry.title.replace("-(m/mm)", "-m")  # of MNLI's two sets the matched one is its score
-    measure = Measure(entry.shown, mark, is_part=has_average and entry.task in GLUE, facts=facts)
+    is_task = entry.task in GLUE
+    measure = Measure(entry.shown, mark, is_task=is_task, is_part=is_task and has_average, facts=facts)
     return [(_marked(title, entry.marks), measure)]
 
 

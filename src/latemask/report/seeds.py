@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from scipy.special import stdtrit
 
+from latemask.downstream.tasks import GLUE
 from latemask.report.comparable import SUBSET, are_equal_tokens
 from latemask.report.folders import RunFolder
 from latemask.report.material import Material
@@ -30,6 +31,9 @@ SAME = 1e-9
 """Differences that are no further apart than this, beside their size, are equal."""
 SECONDS = "card-seconds of pretraining"
 EQUAL_SECONDS = "at equal seconds"
+
+Pairs = dict[str, tuple[Measure, Measure]]
+"""What two runs have in common, by name."""
 
 
 class Difference(NamedTuple):
@@ -74,7 +78,7 @@ def _shared(one: System, other: System) -> list[str]:
 
 def _table(material: Material, base: System, other: System) -> Table:
     seeds = _shared(base, other)
-    pairs = {seed: _paired(material, base.by_seed[seed], other.by_seed[seed]) for seed in seeds}
+    pairs = _with_mean({seed: _paired(material, base.by_seed[seed], other.by_seed[seed]) for seed in seeds})
     names = list(dict.fromkeys(name for found in pairs.values() for name in found))
     rows: list[tuple[Value, ...]] = []
     for name in sorted(names, key=lambda name: name == SECONDS):
@@ -93,18 +97,36 @@ def _table(material: Material, base: System, other: System) -> Table:
                  _note(material, base, other, rows))  # fmt: skip
 
 
+def _with_mean(pairs: Mapping[str, Pairs]) -> dict[str, Pairs]:
+    """The pairs of each seed, with the mean of GLUE's tasks that all of them have, where some lack one."""
+    names = dict.fromkeys(name for found in pairs.values() for name in found)
+    tasks = [name for name in names if all(name in found and found[name][0].is_task for found in pairs.values())]
+    if not 1 < len(tasks) < len(GLUE):
+        return dict(pairs)
+    mean = f"mean of {len(tasks)} tasks of GLUE" + f" {SUBSET}" * any(name.endswith(SUBSET) for name in tasks)
+    return {seed: found | {mean: (_over([found[name][0] for name in tasks]), _over([found[name][1] for name in tasks]))}
+            for seed, found in pairs.items()}  # fmt: skip
+
+
+def _over(ones: Sequence[Measure]) -> Measure:
+    return Measure(statistics.fmean(one.value for one in ones), _marks(ones))
+
+
 def _mean(side: Sequence[Measure], digits: int) -> str:
-    marks = "".join(dict.fromkeys(measure.mark for measure in side if measure.mark))
-    return f"{statistics.fmean(measure.value for measure in side):.{digits}f} {marks}".rstrip()
+    return f"{statistics.fmean(measure.value for measure in side):.{digits}f} {_marks(side)}".rstrip()
 
 
-def _paired(material: Material, before: RunFolder, after: RunFolder) -> dict[str, tuple[Measure, Measure]]:
+def _marks(ones: Sequence[Measure]) -> str:
+    return "".join(dict.fromkeys(one.mark for one in ones if one.mark))
+
+
+def _paired(material: Material, before: RunFolder, after: RunFolder) -> Pairs:
     """By name what both runs have: at the end, and at the seconds of the quicker one where both have a curve.
     Validation losses of runs that have not ended are not compared."""
     mine, its = material.measures[before.name], material.measures[after.name]
     curve, its_curve = material.curves[before.name], material.curves[after.name]
     have_ended = before.has_ended and after.has_ended
-    found: dict[str, tuple[Measure, Measure]] = {}
+    found: Pairs = {}
     for name in [name for name in mine if name in its and (have_ended or not is_validation(name))]:
         found[name] = (mine[name], its[name])
         if name in curve and name in its_curve:

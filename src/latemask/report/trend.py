@@ -32,16 +32,15 @@ def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFol
 
 
 def _measured(material: Material, run: RunFolder) -> dict[str, Measure]:
-    """Without the tasks whose average stands beside them; a validation's loss in one column, however it was
-    measured."""
-    return {plain(name): found for name, found in material.measures[run.name].items() if not found.is_part}
+    """A validation's loss in one column, however it was measured."""
+    return {plain(name): found for name, found in material.compared[run.name].items()}
 
 
 def _comparable(material: Material, run: RunFolder) -> dict[str, Measure]:
     """The measures under names that compare, without the loss of a run that has not ended: it would be one of fewer
     steps."""
-    return {name: found for name, found in material.measures[run.name].items()
-            if not found.is_part and (run.has_ended or not is_validation(name))}  # fmt: skip
+    return {name: found for name, found in material.compared[run.name].items()
+            if run.has_ended or not is_validation(name)}  # fmt: skip
 
 
 def trend_drawings(

@@ -17,7 +17,7 @@ from latemask.report.comparable import Facts, are_equal_tokens, of_validation, t
 from latemask.report.comparable import differing as differing_facts
 from latemask.report.folders import RunFolder
 from latemask.report.material import Material, Worth
-from latemask.report.measures import Measure, cautions, is_validation, mean_of, shown_mean
+from latemask.report.measures import Measure, cautions, is_validation, mean_of, of_part, shown_mean
 from latemask.report.plots import Point
 from latemask.report.runs import TEXT_TOKENS, differing, median, setting, texts_differ
 from latemask.report.seeds import value_at
@@ -103,13 +103,13 @@ def _table(material: Material, title: str, trials: Sequence[Trial]) -> Table:
     if seconds is not None:
         losses[f"validation loss at {seconds:,.0f} s"] = [trial.losses_at(seconds) for trial in trials]
     for name, each in losses.items():
-        cells = _cells(each, [trial in alike for trial in trials])
+        cells = _cells(trials, each, [trial in alike for trial in trials])
         columns[name] = [_told(cell, trial, usual, facts) for cell, trial in zip(cells, trials, strict=True)]
     names = [name for name in dict.fromkeys(name for trial in trials for name in trial.worth.scores)
              if not is_validation(name)]  # fmt: skip
     for name in names:
         each = [trial.worth.scores.get(name, []) for trial in trials]
-        columns[name] = _cells(each, [trial.worth.has_ended for trial in trials])
+        columns[name] = _cells(trials, each, [trial.worth.has_ended for trial in trials])
     columns["tokens/s"] = [_mean(median(run, "tokens_per_second") for run in trial.worth.runs) for trial in trials]
     every = [run for trial in trials for run in trial.worth.system.runs]
     if not all(run.has_ended for run in every):
@@ -137,13 +137,13 @@ def _joined(words: Iterable[str]) -> str:
     return ", ".join(filter(None, dict.fromkeys(words)))
 
 
-def _cells(each: Sequence[Sequence[Measure]], may_be_best: Sequence[bool]) -> list[Value]:
+def _cells(trials: Sequence[Trial], each: Sequence[Sequence[Measure]], may_be_best: Sequence[bool]) -> list[Value]:
     """What each trial is worth in one measure, the best marked where there are two or more to choose from."""
     means = [mean_of(ones) for ones, may_be in zip(each, may_be_best, strict=True) if ones and may_be]
     is_loss = any(ones[0].is_loss for ones in each if ones)
     best = (min if is_loss else max)(means) if len(means) > 1 else None
-    return [shown_mean(ones, BEST * bool(ones and may_be and mean_of(ones) == best))
-            for ones, may_be in zip(each, may_be_best, strict=True)]  # fmt: skip
+    return [shown_mean(ones, len(trial.worth.runs), BEST * bool(ones and may_be and mean_of(ones) == best))
+            for trial, ones, may_be in zip(trials, each, may_be_best, strict=True)]  # fmt: skip
 
 
 def _told(cell: Value, trial: Trial, usual: str, facts: Mapping[str, Any]) -> Value:
@@ -171,4 +171,5 @@ def _note(
         )
     if any(len(trial.worth.runs) == 1 for trial in trials):
         said += " Of trials with one seed it is not known which differences are seed noise."
-    return said + material.apart(names) + cautions(runs, names, " ".join(str(cell) for row in rows for cell in row))
+    cells = " ".join(str(cell) for row in rows for cell in row)
+    return said + of_part(cells) + material.apart(names) + cautions(runs, names, cells)
