@@ -36,7 +36,7 @@ class PlanOptions:
     (23,000 steps of 4,096 rows of 128 tokens). Where not even `small` does, `tiny` is taken.
     4. MAE-LM: published with a higher GLUE than MLM at equal steps (86.1 against 85.2, base), and as reaching its
     MNLI in about 40 % of the time. But MLM where its batch would be halved: in 250 M tokens it was ahead of MAE-LM in
-    loss, and mostly in fine-tuning, in some four fifths of the time (results/evidence/objectives; at small size
+    loss and by two points of GLUE, over three seeds, in 84 % of the time (results/evidence/objectives; at small size
     results/real-text). 3ML_self is the cheapest of the three per token and stands beside them.
     5. The recipe's batch, halved while it would leave fewer than 20,000 steps, but not below 64 rows; the learning rate
     falls with the square root of the batch, as Adam's noise asks, but not below 4e-4, with a decoder 2e-4: what both
