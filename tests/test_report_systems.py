@@ -21,6 +21,7 @@ from latemask.report.downstream import entries
 from latemask.report.folders import RunFolder, read_folders
 from latemask.report.front import cost_table, front, front_drawings
 from latemask.report.material import Material
+from latemask.report.one_seed import interval, one_seed_table
 from latemask.report.rank import rank_table
 from latemask.report.rank_by_layer import layer_tables, rank_drawings
 from latemask.report.seeds import Difference, seeds_tables, value_at
@@ -309,6 +310,42 @@ def test_the_mean_of_the_tasks_that_all_pairs_have_is_compared_where_an_average_
     [table] = seeds_tables(Material.of(read_folders([tmp_path])))
     assert cells(table, "GLUE average")["seeds"] == "1, 2"
     assert "mean of" not in str(table.rows)
+
+
+# One seed
+
+
+def test_with_95_percent_another_value_lies_within_the_interval_of_those_before():
+    drawn = np.random.default_rng(0).normal(3, 2, (4000, 5))
+    bounds = [interval(list(values[:4])) for values in drawn]
+    inside = [low <= values[4] <= high for values, (low, high) in zip(drawn, filter(None, bounds), strict=True)]
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.01)
+    low, high = interval([1.0, 2.0, 6.0]) or (0.0, 0.0)
+    assert (low + high) / 2 == pytest.approx(3.0)
+    assert (high - low) / 2 == pytest.approx(scipy.stats.t.ppf(0.975, 2) * np.std([1, 2, 6], ddof=1) * (4 / 3) ** 0.5)
+    assert interval([1.0, 2.0]) is None
+    assert interval([2.0, 2.0, 2.0]) is None, "equal values tell no spread"
+
+
+def test_a_system_of_one_run_is_set_beside_what_another_seed_of_the_reference_would_be(tmp_path):
+    two_systems(tmp_path)  # three seeds of MLM: RTE 63, 65, 67
+    for name, seed, rte, loss in (("three_ml_tiny", 1, 0.70, 3.2), ("mask_in_encoder_tiny", 1, 0.80, 4.2),
+                                  ("three_ml_cross_tiny", 1, 0.1, 9.0)):  # fmt: skip
+        folder = write_curve(tmp_path / name, name, loss, 1000, {"training.seed": seed})
+        put(folder, point("rte", rte, run=name), study(f"runs/{name}", top=90))
+    stopped = tmp_path / "three_ml_cross_tiny"
+    lines = map(json.loads, (stopped / "journal.jsonl").read_text().splitlines())
+    write_lines(stopped, [line for line in lines if line["kind"] != "end"])
+    table = one_seed_table(Material.of(read_folders([tmp_path])))
+    assert table is not None
+    assert {row[0] for row in table.rows} == {"another seed of mlm_tiny", "three_ml_tiny", "mask_in_encoder_tiny"}
+    assert cells(table, "another seed of mlm_tiny")["RTE"] == "55.1 to 74.9 (3)"
+    inside, outside = (cells(table, name) for name in ("three_ml_tiny", "mask_in_encoder_tiny"))
+    assert (inside["RTE"], outside["RTE"]) == ("70.0", "80.0: better")
+    assert (inside["validation loss"][:3], outside["validation loss"][-5:]) == ("3.2", "worse")
+    assert "rank" not in str(table.columns), "the same in all seeds"
+    fewer = Material.of(read_folders([path for path in tmp_path.iterdir() if path.name != "run-3"]))
+    assert one_seed_table(fewer) is None
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(-5, 5)), min_size=2, max_size=6,

@@ -94,6 +94,7 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
         downstream,
         evaluations,
         front,
+        one_seed,
         rank,
         rank_by_layer,
         runs,
@@ -127,6 +128,7 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
         yield from trend.trend_drawings(material, fields, members, where)
     yield from tuning.tuning_tables(material, [run.name for _, members in found for run in members])
     yield from seeds.seeds_tables(material)
+    yield from filter(None, [one_seed.one_seed_table(material)])
     yield from filter(None, [front.cost_table(material)])
     yield from front.front_drawings(material)
     yield from filter(None, [time_to_quality.time_table(material)])

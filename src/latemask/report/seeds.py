@@ -49,8 +49,7 @@ class Difference(NamedTuple):
         mean = statistics.fmean(pairs)
         if len(pairs) < 2 or (abs(mean) > 0 and max(pairs) - min(pairs) <= SAME * abs(mean)):
             return cls(mean, math.inf, len(pairs))
-        quantile = float(stdtrit(len(pairs) - 1, (1 + COVERAGE) / 2))
-        return cls(mean, quantile * statistics.stdev(pairs) / math.sqrt(len(pairs)), len(pairs))
+        return cls(mean, quantile(len(pairs)) * statistics.stdev(pairs) / math.sqrt(len(pairs)), len(pairs))
 
     def word(self, is_loss: bool, is_neutral: bool = False) -> str:
         """Better, worse (of what is neutral: higher, lower), or nothing that these seeds can tell."""
@@ -61,6 +60,11 @@ class Difference(NamedTuple):
         if is_neutral:
             return f"{'higher' if self.mean > 0 else 'lower'}, {BEYOND}"
         return f"{'better' if (self.mean < 0) == is_loss else 'worse'}, {BEYOND}"
+
+
+def quantile(values: int) -> float:
+    """Student's t of ``COVERAGE``, where the deviation is known from so many values."""
+    return float(stdtrit(values - 1, (1 + COVERAGE) / 2))
 
 
 def seeds_tables(material: Material) -> list[Table]:
