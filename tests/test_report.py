@@ -411,6 +411,20 @@ def test_refusals(tmp_path, capsys):
         read_folders([tmp_path / "other.json"])
 
 
+def test_a_report_beside_its_runs_is_the_same_again_where_a_pattern_names_it_too(tmp_path):
+    write_journal(tmp_path / "a", "mlm_tiny")
+    write_journal(tmp_path / "b", "mae_lm_tiny")
+    for _ in range(2):
+        names = sorted(str(path) for path in tmp_path.iterdir())
+        assert run_report(ReportOptions(tuple(names), tmp_path / "report.html")) == 0
+        pages = {path.name: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+        assert {Path(name).suffix for name in pages} == {".html", ".md", ".svg"}
+    assert len(names) > 4
+    assert "Left out" not in pages["report.md"].decode()
+    with pytest.raises(Refusal, match="no run folder"):
+        run_report(ReportOptions((str(tmp_path / "report.md"),), tmp_path / "other.html"))
+
+
 def test_names_that_no_page_can_hold_are_made_readable():
     assert readable("a\nb\x1b") == "a\ufffdb\ufffd"
     readable("bad \udcff byte").encode("utf-8")

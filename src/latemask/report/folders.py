@@ -29,6 +29,8 @@ from latemask.training.plateau import FAR_NATS, is_no_better
 
 JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
 KINDS = tuple(FORMS)
+PAGES = (".html", ".htm", ".md", ".svg")
+"""Endings of what a report writes, which ``runs/*`` names too: not looked into."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,8 @@ def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
     What cannot be read, and a folder that holds nothing to report, is warned of. Raises ``Refusal`` for a place that
     does not exist, and where nothing at all can be read.
     """
-    paths = dict.fromkeys(found.resolve() for place in places for found in _expanded(Path(place)))
+    expanded = (found.resolve() for place in places for found in _expanded(Path(place)))
+    paths = [path for path in dict.fromkeys(expanded) if not (path.suffix in PAGES and path.is_file())]
     is_one_folder = len({path.parent for path in paths}) == 1
     ends = [path.stem if path.is_file() else path.name if is_one_folder else _of_sweep(path) for path in paths]
     names = [readable(end if ends.count(end) == 1 else _near(path)) for path, end in zip(paths, ends, strict=True)]

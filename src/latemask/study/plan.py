@@ -35,12 +35,13 @@ class PlanOptions:
     3. The largest size that gets 40 tokens for each parameter of its blocks: what 24hBERT gives a large model
     (23,000 steps of 4,096 rows of 128 tokens). Where not even `small` does, `tiny` is taken.
     4. MAE-LM: published with a higher GLUE than MLM at equal steps (86.1 against 85.2, base), and as reaching its
-    MNLI in about 40 % of the time. But MLM where its batch would be halved: in 250 M tokens it was ahead of MAE-LM in
-    loss and by two points of GLUE, over three seeds, in 84 % of the time (results/evidence/objectives; at small size
-    results/real-text). 3ML_self is the cheapest of the three per token and stands beside them.
+    MNLI in about 40 % of the time. But MLM where its batch would be halved: base size in 250 M tokens was ahead of
+    MAE-LM in loss and by two points in seven tasks of GLUE, over three seeds, in 83 % of the time
+    (results/evidence/objectives; at small size results/real-text); between that and a whole batch nothing was measured.
+    3ML_self, from small size on the cheapest of the three per token, stands beside them.
     5. The recipe's batch, halved while it would leave fewer than 20,000 steps, but not below 64 rows; the learning rate
     falls with the square root of the batch, as Adam's noise asks, but not below 4e-4, with a decoder 2e-4: what both
-    learned at in as few tokens (results/evidence).
+    learned at in as few tokens (results/evidence; with 2,000 updates of warm-up a decoder bore 4e-4 too).
     6. A run whose batch was halved gets rotary positions and no dropout, and warms up over 0.3 of itself, for with the
     recipe's own MAE-LM stayed at the loss of word frequencies (results/real-text), and without dropout and in 64 rows
     both learned more (results/evidence/objectives). Longer ones keep the papers'.
