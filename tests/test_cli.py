@@ -284,6 +284,8 @@ def test_resume_reads_the_runs_own_settings(tmp_path):
     assert pretrain.read(["--resume", str(tmp_path)])[1] is None
     changed = pretrain.read([f"--resume={tmp_path}", "--training.steps", "99"])[1]
     assert changed == replace(saved, {"training.steps": 99})
+    with pytest.raises(Refusal, match="--out too"):
+        pretrain.read(["--resume", str(tmp_path), "--out", str(tmp_path / "other")])
 
 
 def test_flags_change_the_settings_of_the_checkpoint_that_is_gone_on_from(tmp_path):

@@ -142,9 +142,30 @@ def test_equal_differences_of_all_pairs_are_no_verdict(change, pairs, rounding):
 
 
 @given(st.lists(st.tuples(FINITE, FINITE), min_size=1, max_size=6, unique_by=lambda point: point[0]), FINITE)
-def test_between_checkpoints_a_curve_is_straight(points, at):
+def test_between_close_checkpoints_a_curve_is_straight_and_nothing_else_is_read_of_it(points, at):
     points = sorted(points)
-    assert value_at(points, at) == pytest.approx(np.interp(at, *zip(*points, strict=True)), abs=1e-6)
+    found = value_at(points, at)
+    around = [[x for x, _ in points if x <= at][-1:], [x for x, _ in points if x >= at][:1]]
+    if all(around) and around[1][0] - around[0][0] <= 0.15 * at:
+        assert found == pytest.approx(np.interp(at, *zip(*points, strict=True)), abs=1e-6)
+    else:
+        assert found is None
+
+
+def test_halfway_between_two_checkpoints_is_their_mean():
+    assert value_at([(0, 9), (95, 1), (105, 2)], 100) == 1.5
+
+
+def test_nothing_is_said_of_equal_seconds_where_validations_are_far_apart(tmp_path):
+    for seed in SEEDS:
+        for name, seconds in (("mlm_tiny", 900), ("mae_lm_tiny", 1000)):
+            folder = write_curve(tmp_path / f"{name}-{seed}", name, 3.0 + seed, seconds, {"training.seed": seed})
+            lines = map(json.loads, (folder / "journal.jsonl").read_text().splitlines())
+            ends = (0, 1000)
+            write_lines(folder, [line for line in lines if line["kind"] != "validation" or line["step"] in ends])
+    [table] = seeds_tables(Material.of(read_folders([tmp_path])))
+    assert "equal seconds" not in str(table.rows)
+    assert "Nothing at equal seconds" in table.note
 
 
 SEEDS = (1, 2, 3)

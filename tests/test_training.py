@@ -98,6 +98,16 @@ def test_the_run_follows_its_schedule(data: Path, tmp_path: Path) -> None:
     assert rates == pytest.approx([0.0025, 0.0075, 0.01 * 5 / 6, 0.005, 0.01 / 6])
 
 
+@pytest.mark.parametrize(("every", "is_told"), [(5, False), (6, True)])
+def test_a_run_without_a_checkpoint_before_its_end_says_so(
+    every: int, is_told: bool, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretrain(tiny_run(save_every=every, validate_every=0), data, tmp_path / "run")
+    saved_before = {line["step"] for line in lines_of(tmp_path / "run", "save")} - {0, 6}
+    said = f"--training.save-every {every} of 6 steps" in capsys.readouterr().err
+    assert said == is_told == (not saved_before)
+
+
 @pytest.mark.parametrize(("most", "steps"), [(3 * 7 * 16, 3), (4 * 7 * 16 - 1, 3), (1, 1), (10**9, 6)])
 def test_max_tokens(most: int, steps: int, data: Path, tmp_path: Path) -> None:
     """The last whole batch within ``max_tokens`` is the last update, and the schedule ends there."""

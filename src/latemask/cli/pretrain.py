@@ -69,15 +69,20 @@ def read(arguments: Sequence[str]) -> tuple[PretrainOptions, Run | None]:
     if folder is None or not arguments[0].startswith("-"):
         wanted = "RECIPE --data DATA --out FOLDER, or --resume FOLDER"
         options, run = parse_recipe(PretrainOptions, arguments, command="pretrain", wanted=wanted)
-        if options.resume is not None and options.out is not None:
-            raise Refusal("--resume", "--out too", "one of them", "--resume FOLDER goes on in that folder")
+        _check_resumed(options)
         if options.resume is None and (options.out is None or options.data is None):
             missing = "--out" if options.out is None else "--data"
             raise Refusal(missing, "nothing", "a folder", f"latemask pretrain {arguments[0]} --data DATA --out FOLDER")
         return options, run
     saved = _saved_run(folder)
     options, run = parse_run(PretrainOptions, saved, arguments, prog="latemask pretrain")
+    _check_resumed(options)
     return options, None if run == saved else run
+
+
+def _check_resumed(options: PretrainOptions) -> None:
+    if options.resume is not None and options.out is not None:
+        raise Refusal("--resume", "--out too", "one of them", "--resume FOLDER goes on in that folder")
 
 
 def _resumed_folder(arguments: Sequence[str]) -> Path | None:

@@ -27,6 +27,8 @@ from latemask.report.tables import Table, Value
 COVERAGE = 0.95
 WITHIN, BEYOND, UNKNOWN = "within seed noise", "beyond seed noise", "one seed: noise unknown"
 NO_SPREAD = "no verdict: equal differences"
+WIDEST = 0.15
+"""Of the time, between two points of a curve that is read between them."""
 SAME = 1e-9
 """Differences that are no further apart than this, beside their size, are equal."""
 SECONDS = "card-seconds of pretraining"
@@ -136,21 +138,25 @@ def _paired(material: Material, before: RunFolder, after: RunFolder) -> Pairs:
         if name in curve and name in its_curve:
             at = min(points[-1][0] for points in (curve[name], its_curve[name]))
             first, second = (value_at(points, at) for points in (curve[name], its_curve[name]))
-            found[f"{name}, {EQUAL_SECONDS}"] = (
-                mine[name]._replace(value=first),
-                its[name]._replace(value=second),
-            )
+            if first is not None and second is not None:
+                found[f"{name}, {EQUAL_SECONDS}"] = (
+                    mine[name]._replace(value=first),
+                    its[name]._replace(value=second),
+                )
     ranks, its_ranks = material.last_ranks[before.name], material.last_ranks[after.name]
     found |= {name: (ranks[name], its_ranks[name]) for name in ranks if name in its_ranks}
     first, second = (Measure(run.card_seconds, is_neutral=True) for run in (before, after))
     return found | {SECONDS: (first, second)}
 
 
-def value_at(points: Sequence[Point], seconds: float) -> float:
-    """The curve's value at ``seconds``, on the straight line between the points around it; its first or last value
-    outside of them."""
+def value_at(points: Sequence[Point], seconds: float) -> float | None:
+    """The curve's value at ``seconds``, on the straight line between the points around it; None outside of them, and
+    where they are further apart than ``WIDEST`` of the time, for curves are bent."""
     xs, ys = zip(*points, strict=True)
-    return float(np.interp(seconds, xs, ys))
+    if not xs[0] <= seconds <= xs[-1]:
+        return None
+    before, after = max(x for x in xs if x <= seconds), min(x for x in xs if x >= seconds)
+    return float(np.interp(seconds, xs, ys)) if after - before <= WIDEST * seconds else None
 
 
 def _apart(material: Material, systems: Sequence[System]) -> list[str]:
@@ -188,6 +194,8 @@ def _note(material: Material, base: System, other: System, rows: Sequence[tuple[
             f" {EQUAL_SECONDS.capitalize()}: both curves at the seconds that the quicker run took. The slower one's "
             "learning rate had not come down by then, which speaks against it."
         )
+    elif any(is_validation(name) for run in runs for name in material.curves[run.name]):
+        said += f" Nothing {EQUAL_SECONDS}: validations around them are too far apart, or lacking."
     if not all(run.has_ended for run in runs):
         said += " Without the validation losses of pairs that have not ended."
     if apart := _apart(material, (base, other)):

@@ -53,9 +53,9 @@ class Trial:
         return self.worth.scores.get(self.validation, [])
 
     def losses_at(self, seconds: float) -> list[Measure]:
-        """Of the runs that have got as far."""
-        values = [value_at(curve, seconds) for curve in self.curves if curve[-1][0] >= seconds]
-        return [Measure(value, is_loss=True) for value in values]
+        """Of the runs that have got as far, with validations around it."""
+        values = (value_at(curve, seconds) for curve in self.curves)
+        return [Measure(value, is_loss=True) for value in values if value is not None]
 
 
 def tuning_tables(material: Material, shown: Collection[str]) -> list[Table]:
@@ -166,8 +166,8 @@ def _note(
         said += " A loss that says how it was measured does not compare with the others."
     if seconds is not None:
         said += (
-            f" At {seconds:,.0f} s: when the quickest had ended; the learning rate of the others had not come down by "
-            "then, which speaks against them."
+            f" At {seconds:,.0f} s: when the quickest had ended (empty without validations close to it); the learning "
+            "rate of the others had not come down by then, which speaks against them."
         )
     if any(len(trial.worth.runs) == 1 for trial in trials):
         said += " Of trials with one seed it is not known which differences are seed noise."

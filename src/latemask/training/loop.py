@@ -321,6 +321,9 @@ def _train(
             note("resume", **told)
         else:
             note("start", **told)
+            if world.leads and settings.save_every >= parts.total_steps:
+                warn(f"saved at the end alone, and by SIGTERM: --training.save-every {settings.save_every:,} of "
+                     f"{parts.total_steps:,} steps")  # fmt: skip
         if not is_resumed or state.validation_due:
             validate(is_saved=True)
             save()
