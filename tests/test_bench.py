@@ -193,7 +193,11 @@ def test_one_round_has_no_spread(capsys):
     assert (two.milliseconds, two.spread) == (2000, 1)
     machine = {"card": "none", "versions": {"torch": "none"}}
     bench.show("tiny", machine, {"one": one}, [])
-    assert "%" not in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "%" not in printed.out
+    assert printed.err == ""
+    bench.show("tiny", machine, {"one": one, "two": two}, [])
+    assert "1 of 2 entries differ by more than 10% between rounds (mlm by 100.0%)" in capsys.readouterr().err
 
 
 def test_a_small_benchmark_prints_and_keeps_what_it_measured(tmp_path, capsys):

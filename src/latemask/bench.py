@@ -42,6 +42,8 @@ ROWS = {"tiny": 16, "base": 128, "large": 64}
 """Rows of a micro-batch of ours."""
 PEER_ROWS = (32, 64, 128, 256)
 """RoBERTa's that are tried on a GPU."""
+NOISY = 0.1
+"""Of a step, between rounds: more than any of the goals' ratios bears."""
 
 
 @dataclass(frozen=True)
@@ -213,12 +215,14 @@ def run_bench(options: BenchOptions) -> None:
     size: Size = options.size if options.size != "auto" else "base" if on_gpu else "tiny"
     machine = machine_of(device)
     steppers = []
-    for entry in entries_of(size, options, compiles=on_gpu, has_float8=is_possible(device)):
-        console.say(f"building {entry.name} ({entry.rows} rows)")
+    entries = entries_of(size, options, compiles=on_gpu, has_float8=is_possible(device))
+    for number, entry in enumerate(entries, 1):
+        console.say(f"building {number} of {len(entries)}: {entry.name} ({entry.rows} rows)")
         stepper = built(entry, device)
         if stepper is not None:
             steppers.append(stepper)
-    for number in range(options.rounds):
+    began = time.perf_counter()
+    for number in range(1, options.rounds + 1):
         for stepper in list(steppers):
             try:
                 stepper.time(options.steps)
@@ -228,7 +232,8 @@ def run_bench(options: BenchOptions) -> None:
                 console.warn(f"{stepper.entry.name}: {stepper.entry.rows} rows no longer fit the memory, left out")
                 steppers.remove(stepper)
         if steppers:
-            console.say(f"round {number + 1} of {options.rounds} done")
+            left = (time.perf_counter() - began) / number * (options.rounds - number)
+            console.say(f"round {number} of {options.rounds} done, about {left:,.0f} s left")
     if not steppers:
         raise Refusal("--rows, --peer-rows", "no entry that fits the memory", "fewer rows, or a smaller --size")
     peak = card.peak if (card := card_of_device(machine["card"])) else None
@@ -264,6 +269,11 @@ def show(size: Size, machine: dict[str, Any], found: dict[str, Timed], goals: li
         console.table(
             "Goals are for one H100 at base and large", ("what", "goal", "found", "FLOPs ratio", "time / FLOPs"), told
         )
+    if noisy := [timed for timed in found.values() if timed.spread is not None and timed.spread > NOISY]:
+        worst = max(noisy, key=lambda timed: timed.spread or 0.0)
+        console.warn(f"{len(noisy)} of {len(found)} entries differ by more than {NOISY:.0%} between rounds "
+                     f"({worst.name} by {percent(worst.spread)}): ratios of these say little. Stop what runs beside, "
+                     "or give more --rounds")  # fmt: skip
 
 
 class Stepper:
