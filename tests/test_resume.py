@@ -464,7 +464,7 @@ def test_what_would_make_it_another_run_is_refused(changes: dict, named: str, da
 
 def test_another_recipe_is_refused(data: Path, tmp_path: Path) -> None:
     pretrain(tiny_run(steps=1), data, tmp_path / "run")
-    with pytest.raises(Refusal, match="recipe"):
+    with pytest.raises(Refusal, match=r'with recipe "mae_lm_tiny"; wanted recipe "mlm_tiny"\.'):
         pretrain(tiny_run("mlm", steps=1), data, tmp_path / "run", resume="if-present")
 
 

@@ -16,10 +16,11 @@ ROOM = ("precision", "recompute", "data_parallel")
 
 
 def refuse_another_run(out: Path, saved: Run, wanted: Run) -> None:
-    """Raise ``Refusal`` naming each field of ``wanted`` that would make the run in ``out`` another than ``saved``."""
+    """Raise ``Refusal`` naming each field of ``wanted`` that would make the run in ``out`` another than ``saved``; of
+    another recipe that alone."""
     before, now = ({name: json.loads(run.to_json())[name] for name in FIXED} for run in (saved, wanted))
     if differing := differences(before, now):
-        found, held = told(differing)
+        found, held = told([one for one in differing if one[0] == "recipe"] or differing)
         raise Refusal(out, f"a run with {held}", found, "Give the settings it was started with, or another --out")
     for name, was, asked in zip(("training.batch_rows", "training.seed"), _order(saved), _order(wanted), strict=True):
         if was != asked:
