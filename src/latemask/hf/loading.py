@@ -170,9 +170,9 @@ class Source:
     step: Path | None
 
     @classmethod
-    def of(cls, folder: Path | str) -> Source:
+    def of(cls, folder: Path | str, *, takes_older: bool = True) -> Source:
         """Raises ``Refusal`` for a folder that holds neither, for a path that does not exist, and for a file that has
-        changed since latemask wrote it."""
+        changed since latemask wrote it; of a run folder's newest checkpoint only unless ``takes_older``."""
         path = Path(folder)
         if not path.is_dir():
             parent_is_here = len(path.parts) > 1 and path.parent.exists()
@@ -180,7 +180,7 @@ class Source:
                 raise Refusal(folder, "a file" if path.exists() else "no such folder", SOURCES)
             return cls(str(folder), None)
         if (path / checkpoint.RUN).is_file() or checkpoint.steps(path):
-            return cls(str(folder), checkpoint.resolve(path))
+            return cls(str(folder), checkpoint.resolve(path, takes_older=takes_older))
         if not (path / CONFIG).is_file():
             raise Refusal(folder, f"no checkpoint and no {CONFIG}", SOURCES, checkpoint.runs_below(path))
         check_sums(path)
