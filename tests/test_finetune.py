@@ -551,6 +551,29 @@ def test_rows_that_are_left_out_are_said(folders, tmp_path, capsys):
     assert "left out" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("changes", "cut", "texts", "most"), [
+    ({"sequence_tokens": 512}, 10, "12 texts", 48),
+    ({"sequence_tokens": 512, "texts": ("text", "b")}, 10, "12 pairs", 48),
+    ({"sequence_tokens": 40, "texts": ("text", "b"), "kind": "similarity"}, 11, "24 texts", 40),
+])  # fmt: skip
+def test_texts_that_are_cut_are_said_with_the_length_that_held(changes, cut, texts, most, folders, tmp_path, capsys):
+    folder, _ = folders
+    long = "a cat " * 40
+    for name, count in (("train", 10), ("dev", 2)):
+        rows = [{"text": long if number < count else "a dog", "b": "a" if number else long, "animal": number % 2}
+                for number in range(12)]  # fmt: skip
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    finetune(options_of(folder, tmp_path / "out", data=str(tmp_path), epochs=1, seeds=1, **changes))
+    assert [line for line in capsys.readouterr().err.splitlines() if "were cut" in line] == [
+        f"warning: own {split}: {number} of {texts} are longer than {most} tokens and were cut"
+        for split, number in (("train", cut), ("dev", cut - 8))
+    ]
+    [path] = (tmp_path / "out").glob("own-*.json")
+    result = json.loads(path.read_text())
+    assert result["settings"]["sequence_tokens"] == most
+    assert [result["data"]["train"][name] for name in ("cut", "most_tokens")] == [cut, most]
+
+
 def test_two_processes_share_a_queue(folders, tmp_path):
     folder, _ = folders
     [row] = finetune(options_of(folder, tmp_path, parallel=2, seeds=4, epochs=1))

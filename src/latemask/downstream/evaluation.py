@@ -199,7 +199,7 @@ def _similarity(options: EvaluateOptions, device: torch.device) -> dict[str, Any
         raise Refusal("--task", repr(options.task), "stsb, or own with --texts and --label")
     _, examples = numbered(task, read_development(task, options.data, options.dev))
     held = examples["dev"]
-    for line in cautions({"dev": held.summary()}):
+    for line in cautions(task, {"dev": held.summary()}):
         console.warn(line)
     first, second = zip(*held.texts, strict=True)
     vectors = encode([*first, *second], options.model, device=device).numpy()
@@ -236,7 +236,7 @@ def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]
     task, examples = numbered(task, read_development(task, options.data, options.dev))
     settings = Settings(precision=options.precision)
     problem = TextProblem(task, examples, model.inputs(settings), settings, (facts["centre"], facts["spread"]))
-    for line in cautions(problem.facts["data"]):
+    for line in cautions(task, problem.facts["data"]):
         console.warn(line)
     net.to(device)
     evaluation = evaluated(problem, lambda rows: predict(net, rows, model.tokenizer.specials.pad, device, settings))

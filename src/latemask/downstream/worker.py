@@ -37,7 +37,9 @@ class Worker:
         if options.parallel > 1 and self.device.type == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.parallel))
         self.model = Model.load(options.model)
-        self.settings, self.fixed = base_settings(options)
+        settings, self.fixed = base_settings(options)
+        most_tokens = min(settings.sequence_tokens, self.model.row_tokens)
+        self.settings = dataclasses.replace(settings, sequence_tokens=most_tokens)
         self.has_compiled = False
         self.names: list[str] = []
         self.at = [0] * options.together
@@ -55,7 +57,7 @@ class Worker:
         self.held = {one: task for one, task in self.held.items() if one >= min(self.at)}
         if number not in self.held:
             problem = make_problem(self.tasks[number], self.options, self.model, self.settings)
-            for line in cautions(problem.facts["data"]) if self.place == 0 else ():
+            for line in cautions(problem.task, problem.facts["data"]) if self.place == 0 else ():
                 console.warn(line)
             self.held[number] = problem, self._points(problem)
             self.names += self.held[number][1]
