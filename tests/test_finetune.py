@@ -472,7 +472,7 @@ def test_another_question_of_the_same_data_is_another_point(folders, tmp_path, c
     folder, _ = folders
     short = {"epochs": 1, "seeds": 1}
     finetune(options_of(folder, tmp_path, **short))
-    [_, row] = finetune(options_of(folder, tmp_path, **short, metrics=("matthews",)))
+    [row] = finetune(options_of(folder, tmp_path, **short, metrics=("matthews",)))
     assert row["metric"] == "matthews"
     for name in ("train", "dev"):
         held = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
@@ -487,6 +487,23 @@ def test_another_question_of_the_same_data_is_another_point(folders, tmp_path, c
     capsys.readouterr()
     finetune(options_of(folder, tmp_path, **short, save=True))
     assert "--save: 1 of 1 points were done before without it" in capsys.readouterr().err
+
+
+def test_rows_are_those_of_the_tasks_asked_for_and_the_summary_has_all(folders, tmp_path, capsys):
+    folder, _ = folders
+    finetune(options_of(folder, tmp_path, name="earlier", epochs=1, seeds=1))
+    finetune(options_of(folder, tmp_path, name="mood", epochs=1, seeds=1, train_rows=32))
+    finetune(options_of(folder, tmp_path, name="mood", epochs=2, seeds=1))
+    capsys.readouterr()
+    [row] = finetune(options_of(folder, tmp_path, name="mood", epochs=1, seeds=2))
+    assert (row["task"], row["subset"], row["points"], row["runs"]) == ("mood", {}, 2, 3)
+    said = capsys.readouterr().out
+    assert "mood" in said
+    assert "earlier" not in said
+    assert "subset" not in said
+    summary = json.loads((tmp_path / "summary.json").read_text())["tasks"]
+    assert sorted((entry["task"], bool(entry["subset"])) for entry in summary) == [
+        ("earlier", False), ("mood", False), ("mood", True)]  # fmt: skip
 
 
 def test_a_development_file_that_training_has_seen_is_said(folders, tmp_path, capsys):

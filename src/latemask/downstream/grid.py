@@ -118,10 +118,15 @@ def summarize(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for result in results:
-        data = json.dumps({split: facts["fingerprint"] for split, facts in result["data"].items()}, sort_keys=True)
-        asked = json.dumps([result.get("task_kind"), result["metric"], *map(sorted, result["scores"].values())])
-        groups[result["model"]["weights"], result["task"], data, asked].append(result)
+        groups[entry_of(result)].append(result)
     return [_summary(group) for _, group in sorted(groups.items(), key=lambda item: item[0])]
+
+
+def entry_of(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Model, task, data and metrics of a result: those that have these in common are one entry of ``summarize``."""
+    data = json.dumps({split: facts["fingerprint"] for split, facts in result["data"].items()}, sort_keys=True)
+    asked = json.dumps([result.get("task_kind"), result["metric"], *map(sorted, result["scores"].values())])
+    return result["model"]["weights"], result["task"], data, asked
 
 
 def _settings(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from typing import Any
 from latemask import console
 from latemask.downstream.claims import ANEW, is_done, read_results, who_is_at
 from latemask.downstream.glue import HUB, HUB_SPLITS
-from latemask.downstream.grid import NEEDED, said, summarize
+from latemask.downstream.grid import NEEDED, entry_of, said, summarize
 from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions, refuse_unread
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
@@ -38,7 +38,8 @@ def run_finetune(options: FinetuneOptions) -> int:
 
 
 def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
-    """Run every point that is not done, print the table, and return its rows (``grid.summarize``).
+    """Run every point that is not done, print the table of the tasks asked for on these data, and return its rows
+    (``grid.summarize``); ``summary.json`` has those of all results in the folder.
 
     Points that other processes are at are left to them: a warning names each that the table lacks. Raises ``Refusal``
     for unusable options, models or data, and, after the other points, where a process failed or results are gone.
@@ -66,8 +67,9 @@ def _finetuned(options: FinetuneOptions) -> tuple[list[dict[str, Any]], list[str
     results = read_results(out, needed=NEEDED)
     if broken := [name for name in names if name not in results | unfinished and is_done(out, name)]:
         raise Refusal(out / f"{broken[0]}.json", "no result of a fine-tuning", "one, for it is named as one", ANEW)
-    summary = summarize(results.values())
-    write_json(out / SUMMARY, {"kind": "finetune-summary", "tasks": summary})
+    write_json(out / SUMMARY, {"kind": "finetune-summary", "tasks": summarize(results.values())})
+    asked = {entry_of(results[name]) for name in names if name in results}
+    summary = summarize(result for result in results.values() if entry_of(result) in asked)
     print_summary(summary, out)
     missing = [name for name in names if name not in results]
     if lost := [name for name in missing if not unfinished.get(name)]:
