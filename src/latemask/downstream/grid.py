@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import Task
 
@@ -64,6 +65,16 @@ LARGE_FROM_WIDTH = 1024
 def space_of(task: Task) -> str:
     """Which column of Tables 5 and 6 a task is searched in; tasks of the user's own as the small ones."""
     return "squad" if task.kind == "span" else "large" if task.name in LARGE_TASKS else "small"
+
+
+def base_settings(options: FinetuneOptions) -> tuple[Settings, dict[str, Any]]:
+    """Settings that all points share, and the dimensions of the grid that the options fix. Raises ``Refusal`` for a
+    value that cannot be."""
+    names = {field.name for field in dataclasses.fields(Settings)}
+    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    free = {name: given.pop(name) for name in DIMENSIONS}
+    fixed = {name: value for name, value in free.items() if value is not None}
+    return Settings(**given, **fixed), fixed
 
 
 def points_of(

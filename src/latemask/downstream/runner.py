@@ -14,12 +14,13 @@ from typing import Any
 
 from latemask import console
 from latemask.downstream.claims import ANEW, is_done, read_results, who_is_at
-from latemask.downstream.glue import HUB, HUB_SPLITS
-from latemask.downstream.grid import NEEDED, entry_of, said, summarize
+from latemask.downstream.glue import HUB, HUB_SPLITS, paths_of
+from latemask.downstream.grid import NEEDED, base_settings, entry_of, said, summarize
 from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions, refuse_unread
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
 from latemask.errors import Refusal
+from latemask.hf.places import refuse_no_place
 from latemask.workers import deaf_to_interrupts, end, end_with_parent, exit_when_told
 from latemask.writing import write_json
 
@@ -52,8 +53,13 @@ def _finetuned(options: FinetuneOptions) -> tuple[list[dict[str, Any]], list[str
     for name in ("seeds", "parallel", "together"):
         if getattr(options, name) < 1:
             raise Refusal(f"--{name}", str(getattr(options, name)), "at least 1")
-    tasks_of(options)
+    tasks = tasks_of(options)
     refuse_unread(options)
+    base_settings(options)
+    refuse_no_place(options.model)
+    for task in tasks:
+        if task.kind == "span" or not options.data.startswith(HUB):
+            paths_of(task, Path(options.data))
     out = output_folder(options.out, options.model)
     names = _work(options, out, 0) if options.parallel == 1 else _work_in_processes(options, out)
     unfinished = {name: who_is_at(out, name) for name in names if not is_done(out, name)}
@@ -103,14 +109,14 @@ def tasks_of(options: FinetuneOptions) -> list[Task]:
 
 
 def _with_files(task: Task, options: FinetuneOptions) -> Task:
-    if task.kind == "span" or not (options.train or options.dev):
+    if not (options.train or options.dev):
         return task
     if len(task.dev_splits) > 1 and options.dev:
         raise Refusal("--dev", f"one file for {task.name}", f"none: it has {', '.join(task.dev_splits)}")
     given = {"train": options.train} if options.train else {}
     if options.dev:
         given["".join(task.dev_splits)] = options.dev
-    if options.data.startswith(HUB):
+    if options.data.startswith(HUB) and task.kind != "span":
         return dataclasses.replace(task, hub_splits={**(task.hub_splits or HUB_SPLITS), **given})
     return dataclasses.replace(task, files={**task.files, **given})
 
