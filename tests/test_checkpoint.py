@@ -157,6 +157,25 @@ def test_a_missing_a_cut_and_an_altered_file_are_passed_over(name: str, run_fold
     assert checkpoint.newest(run_folder) == whole
 
 
+def test_an_older_checkpoint_is_never_read_in_silence(run_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from latemask.hf.loading import Source
+
+    whole = run_folder / "step-0000004"
+    assert Source.of(run_folder, takes_older=False).step == run_folder / "step-0000006"
+    assert capsys.readouterr().err == ""
+    flip(run_folder / "step-0000006" / "encoder.safetensors", -1)
+    for _ in range(2):
+        assert Source.of(run_folder).step == whole
+    assert capsys.readouterr().err == (
+        f"warning: {run_folder}: passed over step-0000006: encoder.safetensors differs from its checksum; "
+        "step-0000004 is read instead\n"
+    )
+    with pytest.raises(Refusal, match="step-0000006: encoder") as refused:
+        Source.of(run_folder, takes_older=False)
+    assert refused.value.do.endswith(str(whole))
+    assert Source.of(whole, takes_older=False).step == whole
+
+
 def test_no_altered_byte_of_the_state_goes_unseen(run_folder: Path) -> None:
     """Of ``state.json`` itself: a changed digit of the batch index would otherwise resume at another row."""
     step = run_folder / "step-0000006"

@@ -39,18 +39,46 @@ def latemask(*arguments: str, **environment: str) -> subprocess.CompletedProcess
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["recipes"], ["cost", "mlm_tiny"],
                                        ["pretrain", "mlm_tiny", "--help"]])  # fmt: skip
 def test_answers_without_loading_what_is_heavy(arguments):
+    assert_light(arguments, None)
+
+
+OWN = ["--task", "own", "--train", "train.csv", "--dev", "dev.csv"]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["finetune", "run", *OWN, "--data", ".", "--epochs", "-1"], "epochs: found -1"),
+    (["finetune", "run", *OWN, "--data", ".", "--dropout", "1"], "dropout: found 1"),
+    (["finetune", "run", *OWN, "--data", "nowhere"], "nowhere: found no such folder"),
+    (["finetune", "run", *OWN, "--data", "."], "train.csv: found no such file"),
+    (["finetune", "run", "--task", "rte", "rtex", "--data", "."], "--task: found 'rtex'"),
+    (["finetune", "run", "--task", "squad2", "--data", "."], "train-v2.0.json: found no such file"),
+    (["finetune", "./run", *OWN, "--data", "."], "./run: found no such folder"),
+    (["evaluate", "./run", "--suite", "masked-loss", "--data", "."], "./run: found no such folder"),
+    (["evaluate", "run", "--suite", "blimp", "--data", "nowhere"], "--data: found nowhere"),
+    (["fill", "a <mask>", "--model", "run", "--top", "-3"], "--top: found -3"),
+    (["fill", "a <mask>", "--model", "./run"], "./run: found no such folder"),
+    (["export", "./run", "--out", "out"], "./run: found no such folder"),
+])  # fmt: skip
+def test_what_a_path_or_an_option_tells_is_refused_without_loading_what_is_heavy(arguments, said, tmp_path):
+    assert said in assert_light(arguments, 2, cwd=tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def assert_light(arguments: list[str], status: int | None, cwd: Path | None = None) -> str:
+    """What the command said to standard error."""
     program = (
         "import sys; from latemask.__main__ import main\n"
         f"sys.argv = ['latemask', *{arguments}]\n"
         "try: main()\n"
-        "except SystemExit as stop: assert not stop.code, stop.code\n"
+        f"except SystemExit as stop: assert (stop.code or None) == {status}, stop.code\n"
         "heavy = {'torch', 'transformers', 'tokenizers', 'pyarrow', 'matplotlib'} & sys.modules.keys()\n"
         "assert not heavy, heavy\n"
     )
     began = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=cwd)
     print(f"{arguments}: {time.perf_counter() - began:.2f} s")
     assert done.returncode == 0, done.stderr
+    return done.stderr
 
 
 def test_overview_lists_every_command_and_each_has_its_code():
@@ -185,7 +213,7 @@ def test_one_argument_too_many_is_told_what_the_command_takes(arguments, wanted,
 
 @pytest.mark.parametrize("arguments", [
     ["pretrain", "--resume", "runs"], ["fill", "a <mask>", "--model", "runs"], ["export", "runs", "--out", "o"],
-    ["rank", "runs", "--data", "d"], ["finetune", "runs", "--task", "rte", "--data", "d"],
+    ["rank", "runs", "--data", "d"], ["finetune", "runs", "--task", "rte", "--data", "hub:"],
 ])  # fmt: skip
 def test_a_folder_of_runs_given_for_a_run_is_refused_with_the_runs_in_it(arguments, tmp_path, monkeypatch):
     for name in "dbca":

@@ -399,6 +399,15 @@ def test_what_is_there_is_kept_unless_it_is_an_export(encoder, tmp_path):
         export(tmp_path / "bart", tmp_path / "out", kind="masked-lm")
 
 
+def test_a_damaged_newest_checkpoint_is_not_exported_as_an_older_one(tmp_path):
+    older = write_run(tmp_path / "run", small("mae_lm"), byte_level(), updates=3)
+    newest = write_run(tmp_path / "run", small("mae_lm"), byte_level(), updates=4)
+    (newest / "encoder.safetensors").write_bytes(b"cut")
+    with pytest.raises(Refusal, match=f"step-0000004: encoder.safetensors differs.*name it: {older}"):
+        export(tmp_path / "run", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_export_says_what_it_is_doing_before_it_waits(tmp_path, monkeypatch, capsys):
     def verified(*_, **__):
         told.append(capsys.readouterr().out)

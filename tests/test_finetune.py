@@ -472,7 +472,7 @@ def test_another_question_of_the_same_data_is_another_point(folders, tmp_path, c
     folder, _ = folders
     short = {"epochs": 1, "seeds": 1}
     finetune(options_of(folder, tmp_path, **short))
-    [_, row] = finetune(options_of(folder, tmp_path, **short, metrics=("matthews",)))
+    [row] = finetune(options_of(folder, tmp_path, **short, metrics=("matthews",)))
     assert row["metric"] == "matthews"
     for name in ("train", "dev"):
         held = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
@@ -487,6 +487,23 @@ def test_another_question_of_the_same_data_is_another_point(folders, tmp_path, c
     capsys.readouterr()
     finetune(options_of(folder, tmp_path, **short, save=True))
     assert "--save: 1 of 1 points were done before without it" in capsys.readouterr().err
+
+
+def test_rows_are_those_of_the_tasks_asked_for_and_the_summary_has_all(folders, tmp_path, capsys):
+    folder, _ = folders
+    finetune(options_of(folder, tmp_path, name="earlier", epochs=1, seeds=1))
+    finetune(options_of(folder, tmp_path, name="mood", epochs=1, seeds=1, train_rows=32))
+    finetune(options_of(folder, tmp_path, name="mood", epochs=2, seeds=1))
+    capsys.readouterr()
+    [row] = finetune(options_of(folder, tmp_path, name="mood", epochs=1, seeds=2))
+    assert (row["task"], row["subset"], row["points"], row["runs"]) == ("mood", {}, 2, 3)
+    said = capsys.readouterr().out
+    assert "mood" in said
+    assert "earlier" not in said
+    assert "subset" not in said
+    summary = json.loads((tmp_path / "summary.json").read_text())["tasks"]
+    assert sorted((entry["task"], bool(entry["subset"])) for entry in summary) == [
+        ("earlier", False), ("mood", False), ("mood", True)]  # fmt: skip
 
 
 def test_a_development_file_that_training_has_seen_is_said(folders, tmp_path, capsys):
@@ -549,6 +566,29 @@ def test_rows_that_are_left_out_are_said(folders, tmp_path, capsys):
         assert f"warning: {spoilt / name}: 2 of 66 rows left out, such as line 65: " in said
     finetune(options_of(folder, tmp_path / "whole", epochs=1, seeds=1))
     assert "left out" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("changes", "cut", "texts", "most"), [
+    ({"sequence_tokens": 512}, 10, "12 texts", 48),
+    ({"sequence_tokens": 512, "texts": ("text", "b")}, 10, "12 pairs", 48),
+    ({"sequence_tokens": 40, "texts": ("text", "b"), "kind": "similarity"}, 11, "24 texts", 40),
+])  # fmt: skip
+def test_texts_that_are_cut_are_said_with_the_length_that_held(changes, cut, texts, most, folders, tmp_path, capsys):
+    folder, _ = folders
+    long = "a cat " * 40
+    for name, count in (("train", 10), ("dev", 2)):
+        rows = [{"text": long if number < count else "a dog", "b": "a" if number else long, "animal": number % 2}
+                for number in range(12)]  # fmt: skip
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    finetune(options_of(folder, tmp_path / "out", data=str(tmp_path), epochs=1, seeds=1, **changes))
+    assert [line for line in capsys.readouterr().err.splitlines() if "were cut" in line] == [
+        f"warning: own {split}: {number} of {texts} are longer than {most} tokens and were cut"
+        for split, number in (("train", cut), ("dev", cut - 8))
+    ]
+    [path] = (tmp_path / "out").glob("own-*.json")
+    result = json.loads(path.read_text())
+    assert result["settings"]["sequence_tokens"] == most
+    assert [result["data"]["train"][name] for name in ("cut", "most_tokens")] == [cut, most]
 
 
 def test_two_processes_share_a_queue(folders, tmp_path):

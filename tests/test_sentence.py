@@ -71,3 +71,11 @@ def test_an_export_that_fills_masks_is_not_offered_for_sentences(tmp_path):
     write_run(tmp_path / "run", small("mae_lm"), byte_level())
     export(tmp_path / "run", tmp_path / "out", kind="masked-lm")
     assert not (tmp_path / "out" / "modules.json").exists()
+
+
+def test_texts_that_do_not_fit_are_counted_in_one_warning(tmp_path, capsys):
+    step = write_run(tmp_path, small("mae_lm"), byte_level())
+    latemask.encode(["a" * 34, "b"], step)  # 36 with the special tokens
+    assert capsys.readouterr().err == ""
+    latemask.encode(["a" * 34, "c" * 35, "d" * 99], step)
+    assert capsys.readouterr().err == "warning: 2 of 3 texts are longer than 36 tokens and were cut\n"

@@ -6,6 +6,7 @@ terminal (a job's log, a pipe) everything is plain lines, and progress is one li
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
@@ -34,6 +35,12 @@ def warn(text: str) -> None:
         print(shown.get(), end="", file=sys.stderr, flush=True)  # a live bar stands in for sys.stderr, and makes room
     else:
         print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+@functools.cache
+def warn_once(text: str) -> None:
+    """``warn``, but of the same thing only once in this process."""
+    warn(text)
 
 
 def hush_torchao() -> None:

@@ -16,6 +16,7 @@ from latemask.downstream.options import EvaluateOptions, refuse_unread
 from latemask.downstream.runner import output_folder
 from latemask.downstream.tasks import GLUE, Task, own_task
 from latemask.errors import Refusal
+from latemask.hf.places import refuse_no_place
 from latemask.writing import check_file, write_json
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ def run_evaluate(options: EvaluateOptions) -> None:
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Evaluate, print, write the JSON, and return what it holds. Raises ``Refusal`` for unusable models or data
     and, before anything is run, for counts below 1 and an ``out`` that is a folder or lies in a file."""
+    _check(options)
     from latemask.training.distributed import pick_device
 
-    _check(options)
     device = pick_device()
     suites = {"blimp": _blimp, "masked-loss": _masked_loss, "similarity": _similarity, "finetuned": _finetuned}
     found = suites[options.suite](options, device)
@@ -70,6 +71,9 @@ def _check(options: EvaluateOptions) -> None:
     refuse_unread(options)
     if options.out:
         check_file(Path(options.out))
+    refuse_no_place(options.model)
+    if options.suite != "masked-loss" and not any(map(os.path.exists, filter(None, (options.data, options.dev)))):
+        raise Refusal("--data", options.data, "a folder or file that is there")
 
 
 def _file_name(options: EvaluateOptions, found: dict[str, Any]) -> str:
@@ -199,7 +203,7 @@ def _similarity(options: EvaluateOptions, device: torch.device) -> dict[str, Any
         raise Refusal("--task", repr(options.task), "stsb, or own with --texts and --label")
     _, examples = numbered(task, read_development(task, options.data, options.dev))
     held = examples["dev"]
-    for line in cautions({"dev": held.summary()}):
+    for line in cautions(task, {"dev": held.summary()}):
         console.warn(line)
     first, second = zip(*held.texts, strict=True)
     vectors = encode([*first, *second], options.model, device=device).numpy()
@@ -236,7 +240,7 @@ def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]
     task, examples = numbered(task, read_development(task, options.data, options.dev))
     settings = Settings(precision=options.precision)
     problem = TextProblem(task, examples, model.inputs(settings), settings, (facts["centre"], facts["spread"]))
-    for line in cautions(problem.facts["data"]):
+    for line in cautions(task, problem.facts["data"]):
         console.warn(line)
     net.to(device)
     evaluation = evaluated(problem, lambda rows: predict(net, rows, model.tokenizer.specials.pad, device, settings))

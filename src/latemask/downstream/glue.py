@@ -29,9 +29,15 @@ def read_task(task: Task, data: str | Path) -> tuple[Task, dict[str, Examples]]:
 
 
 def _tables(task: Task, folder: Path) -> dict[str, Table]:
+    return {split: read_table(path, [*task.texts, task.label], task.header)
+            for split, path in paths_of(task, folder).items()}  # fmt: skip
+
+
+def paths_of(task: Task, folder: Path) -> dict[str, Path]:
+    """The file of each split, in the task's folder or the one above it. Raises ``Refusal`` naming what is missing."""
     if task.folder and (folder / task.folder).is_dir():
         folder = folder / task.folder
-    tables = {}
+    paths = {}
     for split, name in task.files.items():
         path = folder / name if folder.is_dir() else Path(name)
         if not path.is_file():
@@ -39,8 +45,8 @@ def _tables(task: Task, folder: Path) -> dict[str, Table]:
                 raise Refusal(folder, "no such folder", f"the folder of {task.name} or the one above it")
             raise Refusal(path, "no such file", f"{split} of {task.name}, as {task.folder or '.'}/{name}",
                           "--data names the folder of the task or the one above it")  # fmt: skip
-        tables[split] = read_table(path, [*task.texts, task.label], task.header)
-    return tables
+        paths[split] = path
+    return paths
 
 
 def read_development(task: Task, data: str | Path, dev: str = "") -> dict[str, Table]:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import Task
 
@@ -66,6 +67,16 @@ def space_of(task: Task) -> str:
     return "squad" if task.kind == "span" else "large" if task.name in LARGE_TASKS else "small"
 
 
+def base_settings(options: FinetuneOptions) -> tuple[Settings, dict[str, Any]]:
+    """Settings that all points share, and the dimensions of the grid that the options fix. Raises ``Refusal`` for a
+    value that cannot be."""
+    names = {field.name for field in dataclasses.fields(Settings)}
+    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    free = {name: given.pop(name) for name in DIMENSIONS}
+    fixed = {name: value for name, value in free.items() if value is not None}
+    return Settings(**given, **fixed), fixed
+
+
 def points_of(
     task: Task, grid: Literal["paper", "quick"], size: Size, base: Settings, fixed: Mapping[str, Any], seeds: int
 ) -> list[Settings]:
@@ -118,10 +129,15 @@ def summarize(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for result in results:
-        data = json.dumps({split: facts["fingerprint"] for split, facts in result["data"].items()}, sort_keys=True)
-        asked = json.dumps([result.get("task_kind"), result["metric"], *map(sorted, result["scores"].values())])
-        groups[result["model"]["weights"], result["task"], data, asked].append(result)
+        groups[entry_of(result)].append(result)
     return [_summary(group) for _, group in sorted(groups.items(), key=lambda item: item[0])]
+
+
+def entry_of(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Model, task, data and metrics of a result: those that have these in common are one entry of ``summarize``."""
+    data = json.dumps({split: facts["fingerprint"] for split, facts in result["data"].items()}, sort_keys=True)
+    asked = json.dumps([result.get("task_kind"), result["metric"], *map(sorted, result["scores"].values())])
+    return result["model"]["weights"], result["task"], data, asked
 
 
 def _settings(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -39,19 +39,27 @@ class Evaluation:
     """Outputs of the model that were not finite: zeros stand in their place."""
 
 
-def cautions(data: dict[str, dict[str, Any]]) -> list[str]:
-    """A line for each split (``Problem.facts["data"]``) whose file has rows that were refused, with the first, and for
-    one that training has seen all of."""
+def cautions(task: Task, data: dict[str, dict[str, Any]]) -> list[str]:
+    """A line for each split (``Problem.facts["data"]``) whose file has rows that were refused, with the first, for one
+    that training has seen all of, and for one with texts that were cut."""
     seen = [
         f"{held['source']}: every row is in the training data too, so that its scores say nothing of other text"
         for held in data.values()
         if held.get("in_training") == held["read"]
     ]
-    return seen + [
+    refused = [
         f"{held['source']}: {held['refused']:,} of {held['rows']:,} rows left out, such as {held['first_refusals'][0]}"
         for held in data.values()
         if held["refused"]
     ]
+    texts = "pairs" if len(task.texts) == 2 and task.kind != "similarity" else "texts"
+    cut = [
+        f"{task.name} {split}: {held['cut']:,} of {held['inputs']:,} {texts} are longer than {held['most_tokens']:,} "
+        "tokens and were cut"
+        for split, held in data.items()
+        if held.get("cut")
+    ]
+    return seen + refused + cut
 
 
 def evaluated(problem: Problem, predict: Predict) -> Evaluation:
@@ -120,7 +128,8 @@ class TextProblem:
         for split, held in splits.items():
             before = inputs.cut
             rows, firsts = self._rows(held)
-            facts[split] = held.summary() | {"cut": inputs.cut - before}
+            facts[split] = held.summary()
+            facts[split] |= {"inputs": len(rows), "cut": inputs.cut - before, "most_tokens": inputs.most_tokens}
             if split == "train":
                 if task.kind == "regression":
                     self.centre, self.spread = _scale(held)

@@ -14,12 +14,13 @@ from typing import Any
 
 from latemask import console
 from latemask.downstream.claims import ANEW, is_done, read_results, who_is_at
-from latemask.downstream.glue import HUB, HUB_SPLITS
-from latemask.downstream.grid import NEEDED, said, summarize
+from latemask.downstream.glue import HUB, HUB_SPLITS, paths_of
+from latemask.downstream.grid import NEEDED, base_settings, entry_of, said, summarize
 from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions, refuse_unread
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
 from latemask.errors import Refusal
+from latemask.hf.places import refuse_no_place
 from latemask.workers import deaf_to_interrupts, end, end_with_parent, exit_when_told
 from latemask.writing import write_json
 
@@ -38,7 +39,8 @@ def run_finetune(options: FinetuneOptions) -> int:
 
 
 def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
-    """Run every point that is not done, print the table, and return its rows (``grid.summarize``).
+    """Run every point that is not done, print the table of the tasks asked for on these data, and return its rows
+    (``grid.summarize``); ``summary.json`` has those of all results in the folder.
 
     Points that other processes are at are left to them: a warning names each that the table lacks. Raises ``Refusal``
     for unusable options, models or data, and, after the other points, where a process failed or results are gone.
@@ -51,8 +53,13 @@ def _finetuned(options: FinetuneOptions) -> tuple[list[dict[str, Any]], list[str
     for name in ("seeds", "parallel", "together"):
         if getattr(options, name) < 1:
             raise Refusal(f"--{name}", str(getattr(options, name)), "at least 1")
-    tasks_of(options)
+    tasks = tasks_of(options)
     refuse_unread(options)
+    base_settings(options)
+    refuse_no_place(options.model)
+    for task in tasks:
+        if task.kind == "span" or not options.data.startswith(HUB):
+            paths_of(task, Path(options.data))
     out = output_folder(options.out, options.model)
     names = _work(options, out, 0) if options.parallel == 1 else _work_in_processes(options, out)
     unfinished = {name: who_is_at(out, name) for name in names if not is_done(out, name)}
@@ -66,8 +73,9 @@ def _finetuned(options: FinetuneOptions) -> tuple[list[dict[str, Any]], list[str
     results = read_results(out, needed=NEEDED)
     if broken := [name for name in names if name not in results | unfinished and is_done(out, name)]:
         raise Refusal(out / f"{broken[0]}.json", "no result of a fine-tuning", "one, for it is named as one", ANEW)
-    summary = summarize(results.values())
-    write_json(out / SUMMARY, {"kind": "finetune-summary", "tasks": summary})
+    write_json(out / SUMMARY, {"kind": "finetune-summary", "tasks": summarize(results.values())})
+    asked = {entry_of(results[name]) for name in names if name in results}
+    summary = summarize(result for result in results.values() if entry_of(result) in asked)
     print_summary(summary, out)
     missing = [name for name in names if name not in results]
     if lost := [name for name in missing if not unfinished.get(name)]:
@@ -101,14 +109,14 @@ def tasks_of(options: FinetuneOptions) -> list[Task]:
 
 
 def _with_files(task: Task, options: FinetuneOptions) -> Task:
-    if task.kind == "span" or not (options.train or options.dev):
+    if not (options.train or options.dev):
         return task
     if len(task.dev_splits) > 1 and options.dev:
         raise Refusal("--dev", f"one file for {task.name}", f"none: it has {', '.join(task.dev_splits)}")
     given = {"train": options.train} if options.train else {}
     if options.dev:
         given["".join(task.dev_splits)] = options.dev
-    if options.data.startswith(HUB):
+    if options.data.startswith(HUB) and task.kind != "span":
         return dataclasses.replace(task, hub_splits={**(task.hub_splits or HUB_SPLITS), **given})
     return dataclasses.replace(task, files={**task.files, **given})
 

@@ -120,6 +120,7 @@ GLUE: dict[str, Task] = {
 """The eight tasks in the order of Table 1's columns; its average is over their scores, MNLI by its matched set."""
 
 SQUAD = Task("squad2", "span", ("question", "context"), "answers", ("f1", "exact"), title="SQuAD 2.0",
+             files={"train": "train-v2.0.json", "dev": "dev-v2.0.json"},
              official_rows={"train": 130_319, "dev": 11_873})  # fmt: skip
 
 

@@ -15,8 +15,8 @@ import torch
 from latemask import console
 from latemask.downstream.claims import claimed
 from latemask.downstream.finetune import Bench, Model, bench_key, result_of
-from latemask.downstream.glue import read_task
-from latemask.downstream.grid import DIMENSIONS, LARGE_FROM_WIDTH, point_name, points_of
+from latemask.downstream.glue import paths_of, read_task
+from latemask.downstream.grid import LARGE_FROM_WIDTH, base_settings, point_name, points_of
 from latemask.downstream.lanes import in_turn
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.problem import Problem, TextProblem, cautions
@@ -37,7 +37,9 @@ class Worker:
         if options.parallel > 1 and self.device.type == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.parallel))
         self.model = Model.load(options.model)
-        self.settings, self.fixed = base_settings(options)
+        settings, self.fixed = base_settings(options)
+        most_tokens = min(settings.sequence_tokens, self.model.row_tokens)
+        self.settings = dataclasses.replace(settings, sequence_tokens=most_tokens)
         self.has_compiled = False
         self.names: list[str] = []
         self.at = [0] * options.together
@@ -55,7 +57,7 @@ class Worker:
         self.held = {one: task for one, task in self.held.items() if one >= min(self.at)}
         if number not in self.held:
             problem = make_problem(self.tasks[number], self.options, self.model, self.settings)
-            for line in cautions(problem.facts["data"]) if self.place == 0 else ():
+            for line in cautions(problem.task, problem.facts["data"]) if self.place == 0 else ():
                 console.warn(line)
             self.held[number] = problem, self._points(problem)
             self.names += self.held[number][1]
@@ -112,16 +114,6 @@ class Worker:
                 console.say(_line(name, result))
 
 
-def base_settings(options: FinetuneOptions) -> tuple[Settings, dict[str, Any]]:
-    """Settings that all points share, and the dimensions of the grid that the options fix."""
-    names = {field.name for field in dataclasses.fields(Settings)}
-    given = {name: getattr(options, name) for name in names if hasattr(options, name)}
-    fixed = {name: given.pop(name) for name in DIMENSIONS if given[name] is not None}
-    for name in DIMENSIONS:
-        given.pop(name, None)
-    return Settings(**given), fixed
-
-
 @contextlib.contextmanager
 def _progress(name: str, updates: int, is_alone: bool) -> Iterator[Callable[[float], None]]:
     """A progress line, unless several would write into each other's."""
@@ -138,9 +130,7 @@ def make_problem(task: Task, options: FinetuneOptions, model: Model, settings: S
     if task.kind != "span":
         task, examples = read_task(task, options.data)
         return TextProblem(task, examples, inputs, settings)
-    folder = Path(options.data)
-    train = read_squad(folder / (options.train or "train-v2.0.json"))
-    dev = read_squad(folder / (options.dev or "dev-v2.0.json"))
+    train, dev = map(read_squad, paths_of(task, Path(options.data)).values())
     return SquadProblem(train, dev, inputs, settings, options.null_threshold)
 
 

@@ -1,9 +1,9 @@
 """The border to transformers: models come in from any folder, runs go out as folders that transformers loads.
 
-``loading`` (a run, an export, any Hugging Face model), ``vectors`` and ``filling`` (texts to vectors, masks to words),
-``stock`` (RoBERTa's, MPNet's and RoFormer's names for our weights), ``exporting``, ``verification`` (with ``fresh``)
-and ``card``; ``modeling_latemask`` travels with exports that no stock class computes. Names are imported when they are
-asked for, so that the command line reads its options without torch.
+``places`` and ``loading`` (a run, an export, any Hugging Face model), ``vectors`` and ``filling`` (texts to vectors,
+masks to words), ``stock`` (RoBERTa's, MPNet's and RoFormer's names for our weights), ``exporting``, ``verification``
+(with ``fresh``) and ``card``; ``modeling_latemask`` travels with exports that no stock class computes. Names are
+imported when they are asked for, so that the command line reads its options without torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from latemask.console import hush_torchao
+from latemask.errors import Refusal
 from latemask.hf.options import ExportOptions, FillOptions
 
 if TYPE_CHECKING:
@@ -60,6 +61,9 @@ def __getattr__(name: str) -> Any:
 def run_export(options: ExportOptions) -> None:
     """What ``latemask export`` does: write, verify, and say what was found."""
     from latemask.console import say
+    from latemask.hf.places import refuse_no_place
+
+    refuse_no_place(options.model)
     from latemask.hf.exporting import CODE, export
 
     done = export(options.model, options.out, kind=options.kind, overwrite=options.overwrite)
@@ -72,6 +76,11 @@ def run_export(options: ExportOptions) -> None:
 def run_fill(options: FillOptions) -> None:
     """What ``latemask fill`` does: a table of tokens and probabilities for each mask."""
     from latemask.console import say, table
+    from latemask.hf.places import refuse_no_place
+
+    if options.top < 1:
+        raise Refusal("--top", str(options.top), "at least 1")
+    refuse_no_place(options.model)
     from latemask.hf.filling import fill
 
     masks = fill(options.text, options.model, options.top)

@@ -49,12 +49,13 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
     sentence-transformers too, which gives the vectors of ``latemask.encode``.
 
     Raises ``Refusal``, and leaves nothing under ``out``, where the verification fails, where a run that rewrites rows
-    is to fill masks, and where ``out`` exists (with ``overwrite``: where it is not an export).
+    is to fill masks, where a run's newest checkpoint is damaged (to export an older one, name its step folder), and
+    where ``out`` exists (with ``overwrite``: where it is not an export).
 
     >>> latemask.hf.export("runs/x", "out").model_class
     'MPNetModel'
     """
-    step, out = Source.of(folder).step, Path(out)
+    step, out = Source.of(folder, takes_older=False).step, Path(out)
     if step is None:
         raise Refusal(folder, "a Hugging Face model", "a run folder or a step folder")
     check_free(out, overwrite, CARD, MARK)

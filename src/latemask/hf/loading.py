@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from latemask.errors import Refusal
 from latemask.fields import typed
 from latemask.hf.checksums import check_sums
 from latemask.hf.modeling_latemask import LatemaskConfig, LatemaskForMaskedLM, LatemaskModel
+from latemask.hf.places import SOURCES, refuse_no_place
 from latemask.model.encoder import Encoder
 from latemask.model.masked_model import MaskedModel
 from latemask.model.pretrainer import Pretrainer
@@ -47,10 +47,8 @@ AutoModel.register(LatemaskConfig, LatemaskModel, exist_ok=True)
 AutoModelForMaskedLM.register(LatemaskConfig, LatemaskForMaskedLM, exist_ok=True)
 
 CONFIG = "config.json"
-HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 NO_LIMIT = 1 << 30
 """Row length of a model that has no table of positions and states no limit."""
-SOURCES = "a run folder, a step folder, a folder with config.json, or the name of a Hugging Face model"
 
 
 @dataclass(frozen=True)
@@ -170,17 +168,15 @@ class Source:
     step: Path | None
 
     @classmethod
-    def of(cls, folder: Path | str) -> Source:
+    def of(cls, folder: Path | str, *, takes_older: bool = True) -> Source:
         """Raises ``Refusal`` for a folder that holds neither, for a path that does not exist, and for a file that has
-        changed since latemask wrote it."""
+        changed since latemask wrote it; of a run folder's newest checkpoint only unless ``takes_older``."""
         path = Path(folder)
+        refuse_no_place(folder)
         if not path.is_dir():
-            parent_is_here = len(path.parts) > 1 and path.parent.exists()
-            if path.exists() or parent_is_here or not HUB_NAME.fullmatch(str(folder)):
-                raise Refusal(folder, "a file" if path.exists() else "no such folder", SOURCES)
             return cls(str(folder), None)
         if (path / checkpoint.RUN).is_file() or checkpoint.steps(path):
-            return cls(str(folder), checkpoint.resolve(path))
+            return cls(str(folder), checkpoint.resolve(path, takes_older=takes_older))
         if not (path / CONFIG).is_file():
             raise Refusal(folder, f"no checkpoint and no {CONFIG}", SOURCES, checkpoint.runs_below(path))
         check_sums(path)

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from latemask import console
 from latemask.config import Specials
 from latemask.errors import Refusal
 from latemask.hf.loading import Source
@@ -20,8 +21,9 @@ def encode(
     """Mean-pooled vectors of ``texts``, fp32, on the CPU, in the order of the texts.
 
     Each text is a row ``<s> text </s>``, both special tokens counted in the mean; a text that does not fit into the
-    encoder's row is cut at its end. ``folder``: whatever ``load_encoder`` takes. ``batch_rows``: rows at a time, of
-    about the same length. ``device``: None for a GPU where there is one. Raises ``Refusal`` as ``load_encoder`` does.
+    encoder's row is cut at its end, and a warning says how many were. ``folder``: whatever ``load_encoder`` takes.
+    ``batch_rows``: rows at a time, of about the same length. ``device``: None for a GPU where there is one. Raises
+    ``Refusal`` as ``load_encoder`` does.
 
     >>> vectors = latemask.encode(["Paris is a city.", "So is Rome."], "runs/x")
     >>> vectors.shape
@@ -35,7 +37,10 @@ def encode(
     encoder, tokenizer = source.encoder(), source.tokenizer()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     encoder.to(device)
-    rows = [framed(ids.tolist(), tokenizer.specials, encoder.shape.row_tokens) for ids in tokenizer.encode_batch(texts)]
+    encoded, most_tokens = tokenizer.encode_batch(texts), encoder.shape.row_tokens
+    rows = [framed(ids.tolist(), tokenizer.specials, most_tokens) for ids in encoded]
+    if cut := sum(len(ids) + 2 > most_tokens for ids in encoded):
+        console.warn(f"{cut:,} of {len(texts):,} texts are longer than {most_tokens:,} tokens and were cut")
     vectors = torch.empty(len(rows), encoder.shape.width)
     by_length = sorted(range(len(rows)), key=lambda number: len(rows[number]))
     with torch.inference_mode():

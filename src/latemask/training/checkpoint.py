@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from latemask import console
 from latemask.config import Run, typed
 from latemask.errors import Refusal
 from latemask.model.encoder import Encoder
@@ -127,14 +128,24 @@ def runs_below(folder: Path) -> str:
     return f"Runs in it: {', '.join(map(str, runs[:NAMED_RUNS]))}{others}"
 
 
-def resolve(folder: Path | str) -> Path:
-    """A run folder's newest whole step; a step folder is itself. Raises ``Refusal`` for anything else."""
+def resolve(folder: Path | str, *, takes_older: bool = True) -> Path:
+    """A run folder's newest whole step, with a warning of what was passed over; a step folder is itself.
+
+    Raises ``Refusal`` for anything else, and, unless ``takes_older``, where the newest step is not whole.
+    """
     folder = Path(folder)
     if (folder / RUN).is_file():
         if problem := fault(folder):
             raise Refusal(folder, problem, "a whole checkpoint")
         return folder
-    return newest(folder)
+    passed_over: list[str] = []
+    step = newest(folder, passed_over)
+    if passed_over and not takes_older:
+        raise Refusal(folder, "; ".join(passed_over), "its newest checkpoint whole",
+                      f"To take the newest whole one name it: {step}")  # fmt: skip
+    for problem in passed_over:
+        console.warn_once(f"{folder}: passed over {problem}; {step.name} is read instead")
+    return step
 
 
 def write(
