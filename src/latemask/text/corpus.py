@@ -236,15 +236,20 @@ class _Reader:
 
 def refuse_without_text(counts: dict[str, Counts]) -> None:
     """Warn of each file without a document; raise ``Refusal`` where no file has one."""
+    for path in without_text(counts):
+        warn(f"{path}: {_nothing([counts[path]])}")
+
+
+def without_text(counts: dict[str, Counts], flag: str = "") -> list[str]:
+    """The files without a document. Raises ``Refusal`` where no file has one, naming the ``flag`` that gave them."""
     without = [path for path, met in counts.items() if met.documents == met.empty + met.left_out]
     if len(without) == len(counts):
-        raise Refusal(
-            ", ".join(without[:5]) + (" ..." if len(without) > 5 else ""), _nothing(counts.values()), "some text"
-        )
-    for path in without:
-        warn(f"{path}: {_nothing([counts[path]])}")
+        files, nothing = ", ".join(without[:5]) + (" ..." if len(without) > 5 else ""), _nothing(counts.values())
+        raise Refusal(flag or files, f"{nothing} in {files}" if flag else nothing, "some text")
+    return without
 
 
 def _nothing(met: Collection[Counts]) -> str:
     empty, left_out = sum(one.empty for one in met), sum(one.left_out for one in met)
-    return f"no text ({empty:,} documents of white space, {left_out:,} left out as invalid)"
+    first = next((f", the first: {one.places[0]}" for one in met if one.places), "")
+    return f"no text ({empty:,} documents of white space, {left_out:,} left out as invalid{first})"

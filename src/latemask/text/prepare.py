@@ -25,7 +25,7 @@ from latemask.console import progress, say, table, warn
 from latemask.errors import Refusal
 from latemask.recipes import recipe
 from latemask.text.blocks import BLOCK_BYTES, Reading, blocks, estimated_text_bytes
-from latemask.text.corpus import Counts, read_block, refuse_without_text
+from latemask.text.corpus import Counts, read_block, refuse_without_text, without_text
 from latemask.text.files import File, find
 from latemask.text.tokenizer import Tokenizer, load_tokenizer
 from latemask.workers import exit_when_told
@@ -95,8 +95,9 @@ def prepare(
 ) -> list[FileCounts]:
     """Encode the text of ``inputs`` into the token store ``out``; returns each file's counts, validation files first.
 
-    Raises ``Refusal`` for bad input as ``reading.invalid`` says, for files that give no training document, for too
-    little room on the disk, and for an ``out`` that exists. Nothing is then left behind.
+    Raises ``Refusal`` for bad input as ``reading.invalid`` says, for files that give no training document or
+    ``valid_files`` that give none, for too little room on the disk, and for an ``out`` that exists. Nothing is then
+    left behind.
     """
     from latemask.text.encoding import encoders
     from latemask.text.store import SUMMARY, write_summary
@@ -226,6 +227,8 @@ class _Writer:
         if encoded.refusal:
             raise Refusal(*encoded.refusal)
         counts = self.counts[number]
+        if 0 < self.valid_files <= number and not self.validation:
+            without_text({one.path: one.read for one in self.counts[: self.valid_files]}, "--valid-files")
         counts.read.add(encoded.counts)
         lengths = encoded.lengths
         fresh = self._fresh(number, encoded, counts)
