@@ -344,6 +344,13 @@ def test_an_empty_text_is_refused(folder):
         rank_study(Sample(str(model), str(folder / "empty.txt"), device="cpu"))
 
 
+def test_a_bad_row_is_refused_before_anything_is_computed(folder):
+    (folder / "bad.jsonl").write_text('{"text": "a b c"}\n' * 40 + '{"text": null}\n')
+    model = save_run(folder / "careful", tiny("mlm", folder))
+    with pytest.raises(Refusal, match=r"bad\.jsonl:41: found text = null; .* Mend the file$"):
+        open_subject(Sample(str(model), str(folder / "bad.jsonl"), device="cpu"))
+
+
 def test_late_recipes_join_nothing_in_the_encoder():
     model, batch = pretrainer(Masking(rate=0.3, joins=late()), Decoder(depth=1, width=16, heads=2, feedforward=32))
     with torch.no_grad():

@@ -219,15 +219,15 @@ class _Reader:
             self.counts.places.append(f"{self.place(line)}: {found}")
 
     def refusal(self, line: int, found: str, wanted: str) -> Refusal:
-        return Refusal(
-            self.place(line), found, wanted, "Mend the file, or go on with --invalid replace or --invalid skip"
-        )
+        go_on = ", or go on with --invalid replace or --invalid skip" if self.reading.has_flags else ""
+        return Refusal(self.place(line), found, wanted, f"Mend the file{go_on}")
 
     def place(self, line: int) -> str:
         return f"{self.block.name}:{'row ' if self.block.format == 'parquet' else ''}{line}"
 
     def longest(self) -> str:
-        return f"at most {self.reading.longest_document_mb} MB (--longest-document-mb)"
+        flag = " (--longest-document-mb)" if self.reading.has_flags else ""
+        return f"at most {self.reading.longest_document_mb} MB{flag}"
 
     @staticmethod
     def invalid_byte(error: UnicodeDecodeError, offset: int = 0) -> str:

@@ -24,7 +24,7 @@ from latemask.cards import size_for_here
 from latemask.console import progress, say, table, warn
 from latemask.errors import Refusal
 from latemask.recipes import recipe
-from latemask.text.blocks import BLOCK_BYTES, Reading, blocks, estimated_text_bytes
+from latemask.text.blocks import BLOCK_BYTES, Reading, ReadingFlags, blocks, estimated_text_bytes
 from latemask.text.corpus import Counts, read_block, refuse_without_text, without_text
 from latemask.text.files import File, find
 from latemask.text.tokenizer import Tokenizer, load_tokenizer
@@ -45,7 +45,7 @@ SHOWN_ROWS = (128, 512)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareOptions(Reading):
+class PrepareOptions(ReadingFlags):
     """Turn text into a token store that ``latemask pretrain`` reads."""
 
     files: Annotated[tuple[str, ...], Positional]
@@ -103,7 +103,7 @@ def prepare(
     from latemask.text.store import SUMMARY, write_summary
 
     out = Path(out)
-    reading = Reading(**{item.name: getattr(reading or Reading(), item.name) for item in dataclasses.fields(Reading)})
+    reading = ReadingFlags.of(reading)
     if not 0 <= valid_share < 1:
         raise Refusal("--valid-share", str(valid_share), "a share from 0 to below 1")
     workers = _cores() if workers is None else workers
@@ -111,8 +111,8 @@ def prepare(
         raise Refusal("--workers", str(workers), "at least 1")
     tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
     check_free(out, overwrite, SUMMARY)
-    held_out = find(valid_files, reading.format) if valid_files else []
-    files = _without(held_out, find(inputs, reading.format))
+    held_out = find(valid_files, reading) if valid_files else []
+    files = _without(held_out, find(inputs, reading))
     sizes = estimated_text_bytes([*held_out, *files], reading)
     total = None if None in sizes else sum(size for size in sizes if size)
     if total is not None and total < SMALL_BYTES:

@@ -21,7 +21,7 @@ from tyro.conf import Positional
 from latemask.config import Specials
 from latemask.console import progress, say, table, warn
 from latemask.errors import Refusal
-from latemask.text.blocks import Reading, blocks, estimated_text_bytes
+from latemask.text.blocks import Reading, ReadingFlags, blocks, estimated_text_bytes
 from latemask.text.corpus import Counts, read_block, refuse_without_text
 from latemask.text.files import find
 from latemask.writing import check_free, write_whole
@@ -46,7 +46,7 @@ FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerOptions(Reading):
+class TokenizerOptions(ReadingFlags):
     """Train a byte-level BPE tokenizer on text."""
 
     files: Annotated[tuple[str, ...], Positional]
@@ -252,7 +252,7 @@ def train_tokenizer(
         raise Refusal("--vocab-size", str(vocabulary), f"at most {LARGEST_VOCABULARY:,}")
     if sample_mb < 1:
         raise Refusal("--sample-mb", str(sample_mb), "at least 1")
-    reading = reading or Reading()
+    reading = ReadingFlags.of(reading)
     counts = {} if counts is None else counts
     words: Counter[str] = Counter()
 
@@ -282,7 +282,7 @@ def train_tokenizer(
 def _sample(
     inputs: Sequence[str | os.PathLike[str]], reading: Reading, sample_mb: int, counts: dict[str, Counts]
 ) -> Iterator[str]:
-    files = find(inputs, reading.format)
+    files = find(inputs, reading)
     sizes = estimated_text_bytes(files, reading)
     known = sum(size for size in sizes if size is not None)
     share = min(1.0, sample_mb * 1e6 / known) if known else 1.0
