@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import random
+import shlex
 import subprocess
 import sys
 import time
@@ -18,10 +20,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from latemask.cli.options import parse
 from latemask.errors import Refusal
 from latemask.text import words
 from latemask.text.blocks import Reading
 from latemask.text.corpus import Counts
+from latemask.text.prepare import PrepareOptions, run_prepare
 from latemask.text.tokenizer import (
     SPECIAL_TOKENS,
     Tokenizer,
@@ -210,6 +214,19 @@ def test_command(tmp_path, capsys, prose_file):
     assert load_tokenizer(tmp_path / "tok").vocabulary == 400
     with pytest.raises(Refusal, match="may be overwritten"):
         run_tokenizer(TokenizerOptions(**{**options.__dict__, "out": str(folder), "overwrite": True}))
+
+
+def test_the_next_command_reads_as_this_one_did(tmp_path, capsys):
+    (tmp_path / "notes.jsonl").write_text('{"the body": "one two"}\n{"the body": null}\n' * 20)
+    how = {"text_field": "the body", "invalid": "skip", "documents": "line", "longest_document_mb": 2}
+    run_tokenizer(TokenizerOptions(files=(f"{tmp_path}/notes.jsonl",), out=f"{tmp_path}/tok", vocab_size=270, **how))
+    (command,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("Next: "))
+    assert "--source-field" not in command, "as it is by default"
+    program, name, *arguments = shlex.split(command.removeprefix("Next: "))
+    assert (program, name) == ("latemask", "prepare")
+    options = parse(PrepareOptions, arguments, prog="latemask prepare")
+    assert {name: getattr(options, name) for name in how} == how
+    run_prepare(dataclasses.replace(options, out=f"{tmp_path}/data"))
 
 
 # Other people's tokenizers -----------------------------------------------------------------------------------------

@@ -65,6 +65,12 @@ class ReadingFlags(Reading):
         """The fields of ``reading`` alone, which may be a command's options."""
         return cls(**{item.name: getattr(reading or cls(), item.name) for item in fields(cls)})
 
+    def given(self) -> list[str]:
+        """These flags as a command line has them, where they are not their defaults."""
+        given = [(item.name, getattr(self, item.name)) for item in fields(ReadingFlags)
+                 if getattr(self, item.name) != item.default]  # fmt: skip
+        return [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
+
 
 @dataclass(frozen=True)
 class Block:

@@ -322,4 +322,5 @@ def run_tokenizer(options: TokenizerOptions) -> None:
     rows = [(path, met.documents, met.empty, met.left_out, met.text_bytes / 1e6, met.repaired_bytes)
             for path, met in counts.items()]  # fmt: skip
     table(f"{tokenizer.vocabulary:,} ids, {'cased' if options.cased else 'uncased'}, in {out}", columns, rows)
-    say(f"Next: latemask prepare {shlex.join(options.files)} --tokenizer {shlex.quote(options.out)} --out data/en")
+    prepare = ["prepare", *options.files, "--tokenizer", options.out, *options.given(), "--out", "data/en"]
+    say(f"Next: latemask {shlex.join(prepare)}")
