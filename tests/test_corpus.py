@@ -346,6 +346,24 @@ def test_flags_are_advised_where_the_command_has_them(tmp_path, name):
     assert said[1].endswith("Mend the file") or flag in ("--text-field", "--format")
 
 
+def test_a_field_that_the_first_record_lacks_is_advised_by_name(tmp_path):
+    rows = json_lines({"id": "7", "n": 12, "note": " " * 99, "the text": "some words", "made": "1999"})
+    (tmp_path / "a.jsonl").write_bytes(b"\n" + rows + json_lines({"body": "more"}))
+
+    def advice(**reading) -> str:
+        with pytest.raises(Refusal) as refused:
+            read(find([tmp_path / "a.jsonl"]), ReadingFlags(**reading))
+        return refused.value.do
+
+    assert advice() == "Give --text-field 'the text', where every file has it"
+    assert advice(text_field="n").startswith("Mend the file"), "it is there, but no text"
+    assert advice(text_field="the text").startswith("Mend the file"), "the first record has it"
+    (tmp_path / "a.jsonl").write_bytes(json_lines({"id": 1, "n": 2}))
+    assert advice().startswith("Mend the file"), "no field holds text"
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "cut\n' + json_lines({"body": "more"}))
+    assert advice().startswith("Mend the file")
+
+
 def test_surrogate_pairs_are_characters(tmp_path):
     assert read_bytes(tmp_path, "a.jsonl", b'{"text": "\\ud83d\\ude42"}')[0] == ["🙂"]
 

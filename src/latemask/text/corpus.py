@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from latemask.console import warn
 from latemask.errors import Refusal
@@ -145,11 +146,21 @@ class _Reader:
             source = record.get(self.reading.source_field)
             self.take(self.normal(value), source if isinstance(source, str) else "", line)
             return
+        do = ""
         if not isinstance(record, dict):
             found = f"JSON that is a {type(record).__name__}"
+        elif name in record:
+            found = f"{name} = {json.dumps(value)[:40]}"
         else:
-            found = f"{name} = {json.dumps(value)[:40]}" if name in record else f"the fields {', '.join(record)}"
-        self.leave_out(line, found, f"an object with a string in the field {name}", len(raw))
+            found, do = f"the fields {', '.join(record)}", self.other_field(record)
+        self.leave_out(line, found, f"an object with a string in the field {name}", len(raw), do)
+
+    def other_field(self, record: dict[str, Any]) -> str:
+        """What to do where the first record of a file lacks the field: name the one with the longest text."""
+        texts = {name: len(value) for name, value in record.items() if isinstance(value, str) and value.strip()}
+        if not (texts and self.reading.has_flags and self.block.line == self.counts.documents == 1):
+            return ""
+        return f"Give --text-field {shlex.quote(max(texts, key=texts.__getitem__))}, where every file has it"
 
     def parquet(self) -> None:
         import pyarrow as pa
@@ -209,18 +220,18 @@ class _Reader:
         self.counts.replaced_bytes += len(raw) - len(raw.decode(errors="ignore").encode())
         return raw.decode(errors="replace")
 
-    def leave_out(self, line: int, found: str, wanted: str, size: int) -> None:
-        """Count a document that cannot be used, or stop there."""
+    def leave_out(self, line: int, found: str, wanted: str, size: int, do: str = "") -> None:
+        """Count a document that cannot be used, or stop there, saying what to ``do``."""
         if self.reading.invalid == "refuse":
-            raise self.refusal(line, found, wanted)
+            raise self.refusal(line, found, wanted, do)
         self.counts.left_out += 1
         self.counts.left_out_bytes += size
         if len(self.counts.places) < PLACES:
             self.counts.places.append(f"{self.place(line)}: {found}")
 
-    def refusal(self, line: int, found: str, wanted: str) -> Refusal:
+    def refusal(self, line: int, found: str, wanted: str, do: str = "") -> Refusal:
         go_on = ", or go on with --invalid replace or --invalid skip" if self.reading.has_flags else ""
-        return Refusal(self.place(line), found, wanted, f"Mend the file{go_on}")
+        return Refusal(self.place(line), found, wanted, do or f"Mend the file{go_on}")
 
     def place(self, line: int) -> str:
         return f"{self.block.name}:{'row ' if self.block.format == 'parquet' else ''}{line}"
