@@ -43,7 +43,7 @@ class Document(NamedTuple):
 
 @dataclass
 class Counts:
-    """What reading met. ``documents`` = those handed on + ``empty`` + ``left_out``."""
+    """What reading met. ``documents`` = ``handed_on`` + ``empty`` + ``left_out``."""
 
     documents: int = 0
     empty: int = 0
@@ -61,6 +61,11 @@ class Counts:
     """Cuts through a document longer than the longest document."""
     places: list[str] = field(default_factory=list)
     """Where the first left-out documents stand, and why they were left out."""
+
+    @property
+    def handed_on(self) -> int:
+        """Documents with text."""
+        return self.documents - self.empty - self.left_out
 
     @property
     def repaired_bytes(self) -> int:
@@ -253,7 +258,7 @@ def refuse_without_text(counts: dict[str, Counts]) -> None:
 
 def without_text(counts: dict[str, Counts], flag: str = "") -> list[str]:
     """The files without a document. Raises ``Refusal`` where no file has one, naming the ``flag`` that gave them."""
-    without = [path for path, met in counts.items() if met.documents == met.empty + met.left_out]
+    without = [path for path, met in counts.items() if not met.handed_on]
     if len(without) == len(counts):
         files, nothing = ", ".join(without[:5]) + (" ..." if len(without) > 5 else ""), _nothing(counts.values())
         raise Refusal(flag or files, f"{nothing} in {files}" if flag else nothing, "some text")

@@ -322,7 +322,7 @@ def _report(counts: list[FileCounts], seconds: float) -> int:
     columns = ("file", "documents", "train", "held out", "duplicates", "empty", "left out", "train tokens",
                "held-out tokens", "repaired bytes", "left-out bytes")  # fmt: skip
     rows: list[list[Any]] = [
-        [one.path, one.read.documents, one.train, one.held_out, one.duplicates, one.read.empty, one.read.left_out,
+        [one.path, one.read.handed_on, one.train, one.held_out, one.duplicates, one.read.empty, one.read.left_out,
          one.train_tokens, one.held_out_tokens, one.read.repaired_bytes, one.read.left_out_bytes]
         for one in counts
     ]  # fmt: skip

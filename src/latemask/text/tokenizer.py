@@ -303,7 +303,8 @@ def _sample(
 
 def _check_trained(tokenizer: Tokenizer, vocabulary: int, words: Counter[str]) -> None:
     if tokenizer.vocabulary < vocabulary:
-        warn(f"{vocabulary:,} ids were asked for, the text gave {tokenizer.vocabulary:,}: it repeats too little")
+        warn(f"{vocabulary:,} ids were asked for, the text gave {tokenizer.vocabulary:,}: no other pair of tokens "
+             "comes twice in its words. Give more text, or a smaller --vocab-size")  # fmt: skip
     common = [word for word, _ in words.most_common(COMMON_WORDS)]
     lengths = map(len, tokenizer.encode_batch([f" {word}" for word in common]))
     split = [word[:20] for word, length in zip(common, lengths, strict=True) if length > 2]
@@ -319,7 +320,7 @@ def run_tokenizer(options: TokenizerOptions) -> None:
     tokenizer = train_tokenizer(options.files, options.vocab_size, out, cased=options.cased,
                                 sample_mb=options.sample_mb, reading=options, counts=counts)  # fmt: skip
     columns = ("file", "documents", "empty", "left out", "MB of text read", "repaired bytes")
-    rows = [(path, met.documents, met.empty, met.left_out, met.text_bytes / 1e6, met.repaired_bytes)
+    rows = [(path, met.handed_on, met.empty, met.left_out, met.text_bytes / 1e6, met.repaired_bytes)
             for path, met in counts.items()]  # fmt: skip
     table(f"{tokenizer.vocabulary:,} ids, {'cased' if options.cased else 'uncased'}, in {out}", columns, rows)
     prepare = ["prepare", *options.files, "--tokenizer", options.out, *options.given(), "--out", "data/en"]
