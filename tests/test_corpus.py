@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from latemask.errors import Refusal
 from latemask.text import blocks as blocks_module
-from latemask.text.blocks import Reading, blocks, estimated_text_bytes
+from latemask.text.blocks import Reading, ReadingFlags, blocks, estimated_text_bytes
 from latemask.text.corpus import Counts, read_block, refuse_without_text
 from latemask.text.files import File, find
 
@@ -99,12 +99,12 @@ def test_cut_or_misnamed_compressed_files_are_refused(tmp_path, suffix):
 def test_standard_input(monkeypatch):
     for data in (b"one\n\ntwo", gzip.compress(b"one\n\ntwo")):
         monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(data))))
-        assert read(find(["-"], "text"))[0] == ["one", "two"]
+        assert read(find(["-"], Reading(format="text")))[0] == ["one", "two"]
     data = parquet({"text": TEXTS})
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BufferedReader(io.BytesIO(data))))
-    assert read(find(["-"], "parquet"))[0] == TEXTS
+    assert read(find(["-"], Reading(format="parquet")))[0] == TEXTS
     with pytest.raises(Refusal, match=r"standard input.*--format"):
-        find(["-"])
+        find(["-"], ReadingFlags())
 
 
 def test_folders_patterns_and_names(tmp_path, capsys):
@@ -119,14 +119,14 @@ def test_folders_patterns_and_names(tmp_path, capsys):
     assert [file.path for file in find([expected[2]])] == [expected[2]]  # an existing name is no pattern
     assert [file.path for file in find([expected[1], expected[0], f"{tmp_path}/*.txt"])] == [expected[1], expected[0]]
     assert "b.txt: named twice, read once" in capsys.readouterr().err
-    assert find([tmp_path / "notes.md"], "text") == [File(str(tmp_path / "notes.md"), "text")]
+    assert find([tmp_path / "notes.md"], Reading(format="text")) == [File(str(tmp_path / "notes.md"), "text")]
     for name, wanted in (
         ("notes.md", "--format"),
         ("none-*.txt", "matches as a pattern"),
         ("no such.txt", "no such file"),
     ):
         with pytest.raises(Refusal, match=re.escape(name) + ".*" + wanted):
-            find([tmp_path / name])
+            find([tmp_path / name], ReadingFlags())
     (tmp_path / "empty").mkdir()
     with pytest.raises(Refusal, match="empty: found a folder without"):
         find([tmp_path / "empty"])
@@ -208,7 +208,7 @@ def test_parquet_row_groups_and_kinds_of_string(tmp_path):
         assert len(list(blocks(found[0], Reading()))) > 2
     with pytest.raises(Refusal, match=r"column text: found values of type int64; wanted strings"):
         read_bytes(tmp_path, "b.parquet", parquet({"text": [1, 2]}))
-    with pytest.raises(Refusal, match=r"found the columns body, n; wanted a column text.*--text-field"):
+    with pytest.raises(Refusal, match=r"found the columns body, n; wanted a column text"):
         read_bytes(tmp_path, "c.parquet", parquet({"body": ["x"], "n": [1]}))
     with pytest.raises(Refusal, match=r"d.parquet: found unreadable parquet"):
         read_bytes(tmp_path, "d.parquet", b"PAR1 but nothing else")
@@ -322,6 +322,48 @@ def test_null_in_parquet(tmp_path):
     assert (texts, counts.left_out) == (["one", "two"], 1)
 
 
+FAULTS = {
+    "bytes.txt": (b"caf\xe9", "--invalid"),
+    "null.jsonl": (b'{"text": null}', "--invalid"),
+    "long.jsonl": (json_lines({"text": "x" * (1 << 20)}), "--longest-document-mb"),
+    "column.parquet": (parquet({"body": ["one"]}), "--text-field"),
+    "notes.md": (b"some text", "--format"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_flags_are_advised_where_the_command_has_them(tmp_path, name):
+    data, flag = FAULTS[name]
+    (tmp_path / name).write_bytes(data)
+    said = []
+    for kind in (ReadingFlags, Reading):
+        reading = kind(longest_document_mb=1)
+        with pytest.raises(Refusal, match=name) as refused:
+            read(find([tmp_path / name], reading), reading)
+        said.append(str(refused.value))
+    assert flag in said[0]
+    assert "--" not in said[1]
+    assert said[1].endswith("Mend the file") or flag in ("--text-field", "--format")
+
+
+def test_a_field_that_the_first_record_lacks_is_advised_by_name(tmp_path):
+    rows = json_lines({"id": "7", "n": 12, "note": " " * 99, "the text": "some words", "made": "1999"})
+    (tmp_path / "a.jsonl").write_bytes(b"\n" + rows + json_lines({"body": "more"}))
+
+    def advice(**reading) -> str:
+        with pytest.raises(Refusal) as refused:
+            read(find([tmp_path / "a.jsonl"]), ReadingFlags(**reading))
+        return refused.value.do
+
+    assert advice() == "Give --text-field 'the text', where every file has it"
+    assert advice(text_field="n").startswith("Mend the file"), "it is there, but no text"
+    assert advice(text_field="the text").startswith("Mend the file"), "the first record has it"
+    (tmp_path / "a.jsonl").write_bytes(json_lines({"id": 1, "n": 2}))
+    assert advice().startswith("Mend the file"), "no field holds text"
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "cut\n' + json_lines({"body": "more"}))
+    assert advice().startswith("Mend the file")
+
+
 def test_surrogate_pairs_are_characters(tmp_path):
     assert read_bytes(tmp_path, "a.jsonl", b'{"text": "\\ud83d\\ude42"}')[0] == ["🙂"]
 
@@ -343,7 +385,7 @@ def test_a_json_line_longer_than_the_longest_document_is_passed_over(tmp_path, e
     data = b'{"text": "one"}\n' + long + end
     if end:
         data += b'{"text": "two"}\n' + b"oops"
-    with pytest.raises(Refusal, match=r"a\.jsonl:2: found a line of .* at most 1 MB \(--longest-document-mb\)"):
+    with pytest.raises(Refusal, match=r"a\.jsonl:2: found a line of .* at most 1 MB"):
         read_bytes(tmp_path, "a.jsonl", data, longest_document_mb=1)
     texts, counts = read_bytes(tmp_path, "a.jsonl", data, longest_document_mb=1, invalid="skip")
     assert texts == (["one", "two"] if end else ["one"])

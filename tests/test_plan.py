@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from latemask.__main__ import main
+from latemask.__main__ import dispatch, main
+from latemask.cards import CARDS
 from latemask.cli.options import parse_run
 from latemask.cli.pretrain import PretrainOptions
 from latemask.config import replace
@@ -117,6 +118,14 @@ def test_numbers_are_printed_as_people_read_them(hours, shown, capsys):
     assert re.search(r"about \d+,\d{3} \(estimate\)", said)
     assert not re.search(r"\d{4,}(?!\d*\.)|\de[+-]\d", re.sub(r"0\.\d+", "", said))
     assert re.search(r"--training.steps \d+ ", command)
+
+
+@pytest.mark.parametrize("command", [["plan"], ["cost", "mlm_tiny"]])
+def test_the_help_lists_every_card(command, capsys):
+    with pytest.raises(SystemExit):
+        dispatch([*command, "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f": {', '.join(card.name for card in CARDS[:-1])} or {CARDS[-1].name}." in said
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from latemask.cards import size_for_here
 from latemask.errors import Refusal
 from latemask.text import blocks as blocks_module
 from latemask.text import prepare as prepare_module
+from latemask.text.blocks import Reading
 from latemask.text.prepare import FileCounts, PrepareOptions, prepare, run_prepare
 from latemask.text.store import open_store
 from latemask.text.tokenizer import Tokenizer, train_tokenizer
@@ -174,6 +175,27 @@ def test_validation_files_among_the_input_are_not_trained_on(tokenizer, tmp_path
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("rows", "invalid", "found"), [
+    ("", "refuse", "0 documents of white space, 0 left out as invalid"),
+    ('{"text": " "}\n', "refuse", "1 documents of white space, 0 left out as invalid"),
+    ('{"id": 1}\n{"text": null}\n', "skip", "0 documents of white space, 2 left out as invalid, the first: .*:1: the"),
+])  # fmt: skip
+def test_validation_files_without_a_document_are_refused(
+    tokenizer, tmp_path, monkeypatch, rows, invalid, found, workers
+):
+    monkeypatch.setattr(prepare_module, "SMALL_BYTES", 0)
+    reading = Reading(invalid=invalid)
+    train = write_lines(tmp_path / "train.jsonl", ["one", "two"])
+    full = write_lines(tmp_path / "full.jsonl", ["three"])
+    (empty := tmp_path / "empty.jsonl").write_text(rows)
+    with pytest.raises(Refusal, match=rf"^--valid-files: found no text \({found}.*\) in {empty}; wanted some text"):
+        prepare([train], tokenizer, tmp_path / "out", valid_files=[empty], reading=reading, workers=workers)
+    assert {path.name for path in tmp_path.iterdir()} == {"train.jsonl", "full.jsonl", "empty.jsonl"}
+    counts = prepare([train], tokenizer, tmp_path / "out", valid_files=[empty, full], reading=reading, workers=workers)
+    assert [one.held_out for one in counts] == [0, 1, 0], "one file with text is enough"
+
+
 def test_bytes_per_duplicate_are_as_stated():
     code = (
         "import os, tracemalloc; tracemalloc.start(); seen = set()\n"
@@ -201,12 +223,12 @@ def test_command_prints_counts_that_add_up(tokenizer, paragraphs, tmp_path, caps
              for row in rows if len(row) == len(head) and row != head}  # fmt: skip
     assert len(table) == 4
     for row in table.values():
-        parts = ("train", "held out", "duplicates", "empty", "left out")
+        parts = ("train", "held out", "duplicates")
         assert row["documents"] == sum(row[name] for name in parts)
-    assert table["total"]["documents"] == len(paragraphs) + 3
+    assert table["total"]["documents"] == len(paragraphs) + 2
     assert table["total"]["train tokens"] == len(store.train.tokens)
     bad = table[str(folder / "bad.txt")]
-    assert (bad["documents"], bad["left out"], bad["repaired bytes"], bad["left-out bytes"]) == (3, 1, 4, 10)
+    assert (bad["documents"], bad["left out"], bad["repaired bytes"], bad["left-out bytes"]) == (2, 1, 4, 10)
     assert "bad.txt:3: byte 0xff" in printed.err
     assert "empty.txt: no text" in printed.err
     assert "kB on disk" in printed.out

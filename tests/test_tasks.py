@@ -121,6 +121,27 @@ def test_a_wrong_column_or_file_is_named(tmp_path):
         read_task(RTE, tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(("name", "separator", "called"), [
+    ("semi.csv", ";", "semicolons"), ("tab.csv", "\t", "tabs"), ("bar.csv", "|", "bars"), ("comma.tsv", ",", "commas"),
+    ("semi.tsv", ";", "semicolons"),
+])  # fmt: skip
+@pytest.mark.parametrize("quote", ["", '"'])
+def test_columns_parted_by_another_character_are_told_from_missing_ones(tmp_path, name, separator, called, quote):
+    lines = [separator.join(f"{quote}{cell}{quote}" for cell in row) for row in (("text", "label"), ("a film", "good"))]
+    wanted = rf"{name}:1: found columns parted by {called}; wanted commas in \.csv or tabs in \.tsv"
+    with pytest.raises(Refusal, match=wanted):
+        read_table(write(tmp_path, name, lines), ["text", "label"])
+    with pytest.raises(Refusal, match=wanted):
+        read_table(write(tmp_path, name, lines), ["text", "mood"])
+
+
+def test_a_column_whose_name_holds_another_separator_is_read(tmp_path):
+    path = write(tmp_path, "one.csv", ["text;label", "a film;good"])
+    assert read_table(path, ["text;label"]).columns == {"text;label": ["a film;good"]}
+    with pytest.raises(Refusal, match=r"one.csv:1: found columns text;label; wanted one column 'mood'"):
+        read_table(path, ["mood"])
+
+
 def own(folder, train, dev, kind="classification", texts=("text",)):
     for name, rows in (("train", train), ("dev", dev)):
         write(folder, f"{name}.jsonl", [json.dumps(row) for row in rows])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import random
+import re
+import shlex
 import subprocess
 import sys
 import time
@@ -18,10 +21,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
+from latemask.cli.options import parse
 from latemask.errors import Refusal
 from latemask.text import words
 from latemask.text.blocks import Reading
 from latemask.text.corpus import Counts
+from latemask.text.prepare import PrepareOptions, run_prepare
 from latemask.text.tokenizer import (
     SPECIAL_TOKENS,
     Tokenizer,
@@ -153,7 +158,8 @@ def test_common_words_are_short_and_otherwise_warned_of(tmp_path, capsys):
     train_tokenizer([tmp_path / "b.txt"], 300)
     assert "commonest" not in capsys.readouterr().err
     train_tokenizer([tmp_path / "b.txt"], 3000)
-    assert "3,000 ids were asked for, the text gave" in capsys.readouterr().err
+    warned = capsys.readouterr().err
+    assert re.search(r"3,000 ids were asked for, the text gave \d+: no other pair .* a smaller --vocab-size", warned)
 
 
 def test_a_long_line_without_spaces_ends_in_bounded_time(tmp_path):
@@ -210,6 +216,22 @@ def test_command(tmp_path, capsys, prose_file):
     assert load_tokenizer(tmp_path / "tok").vocabulary == 400
     with pytest.raises(Refusal, match="may be overwritten"):
         run_tokenizer(TokenizerOptions(**{**options.__dict__, "out": str(folder), "overwrite": True}))
+
+
+def test_the_next_command_reads_as_this_one_did(tmp_path, capsys):
+    (tmp_path / "notes.jsonl").write_text('{"the body": "one two"}\n{"the body": null}\n' * 20)
+    how = {"text_field": "the body", "invalid": "skip", "documents": "line", "longest_document_mb": 2}
+    run_tokenizer(TokenizerOptions(files=(f"{tmp_path}/notes.jsonl",), out=f"{tmp_path}/tok", vocab_size=270, **how))
+    printed = capsys.readouterr().out.splitlines()
+    (row,) = (line.split()[1:] for line in printed if line.strip().startswith(f"{tmp_path}/notes.jsonl "))
+    assert row[:3] == ["20", "0", "20"], "documents, and beside them the empty ones and those left out"
+    (command,) = (line for line in printed if line.startswith("Next: "))
+    assert "--source-field" not in command, "as it is by default"
+    program, name, *arguments = shlex.split(command.removeprefix("Next: "))
+    assert (program, name) == ("latemask", "prepare")
+    options = parse(PrepareOptions, arguments, prog="latemask prepare")
+    assert {name: getattr(options, name) for name in how} == how
+    run_prepare(dataclasses.replace(options, out=f"{tmp_path}/data"))
 
 
 # Other people's tokenizers -----------------------------------------------------------------------------------------

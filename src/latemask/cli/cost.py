@@ -22,7 +22,7 @@ class CostOptions:
     cards: int = 8
     """GPUs."""
     kind: str = "H100"
-    """Their kind."""
+    """Their kind: H100 PCIe, H100, H200, B200, A100, L40S, A10, L4, RTX 5090, RTX 4090, RTX 3090 or MI300X."""
     mfu: float = 0.4
     """Share of the peak that is reached, counted on the plain objective."""
     micro_rows: int | None = None

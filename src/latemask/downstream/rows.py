@@ -60,6 +60,8 @@ def read_table(
             rows = _json_lines(raw)
         case suffix:
             raise Refusal(path, f"a file named {suffix or 'without an ending'}", ".tsv, .csv or .jsonl")
+    if header is None:
+        _refuse_other_separators(raw, path, columns)
     optional = [name for name in optional if name not in columns]
     table = Table(path, {name: [] for name in (*columns, *optional)})
     seen: dict[str, None] = {}
@@ -88,6 +90,24 @@ def read_table(
             found += f", the first ({path.name}:{table.refused[0][0]}) for: {table.refused[0][1]}"
         raise Refusal(path, found + (f"; columns found: {', '.join(seen)}" if seen else ""), "at least one row")
     return table
+
+
+SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons", "|": "bars"}
+OF_SUFFIX = {".csv": ",", ".tsv": "\t"}
+
+
+def _refuse_other_separators(raw: bytes, path: Path, columns: Sequence[str]) -> None:
+    """Raise ``Refusal`` where the first line is one column by the file's own separator, and by another one names some
+    of ``columns``."""
+    own = OF_SUFFIX.get(path.suffix.lower())
+    first = raw.partition(b"\n")[0].decode(errors="replace")
+    if own is None or own in first:
+        return
+    for separator, called in SEPARATORS.items():
+        names = [name.strip().strip('"') for name in first.split(separator)]
+        if len(names) > 1 and not set(names).isdisjoint(columns):
+            wanted = " or ".join(f"{SEPARATORS[known]} in {suffix}" for suffix, known in OF_SUFFIX.items())
+            raise Refusal(f"{path}:1", f"columns parted by {called}", wanted, "Write it so, or make .jsonl of it")
 
 
 def _has_half_characters(value: Any) -> bool:

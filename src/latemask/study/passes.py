@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -247,26 +246,24 @@ def _of_encoder(source: Source, tokenizer: Tokenizer, run: Run | None, sample: S
     elif sample.sees_masks == "as-trained" and pretrained in ("never", "in part"):
         without_masks = NEVER if pretrained == "never" else IN_PART
     encoder.to(device)
+    rows, read = [], 0
+    for row in text_rows(_texts(sample.data, tokenizer), tokenizer, row_tokens):
+        if read >= sample.tokens and len(rows) % sample.micro_rows == 0:
+            break
+        rows.append(row)
+        read += len(row)
+    if not rows:
+        raise Refusal(sample.data, "no text", "text to feed to the encoder")
+    warn_of_little(sample, read)
 
     def passes() -> Iterator[Pass]:
-        rows = text_rows(_texts(sample.data, tokenizer), tokenizer, row_tokens)
-        read, number, left = 0, 0, True
-        with progress("hidden states", sample.tokens, "tokens") as advance:
-            while read < sample.tokens and left:
-                taken = list(islice(rows, sample.micro_rows))
-                left = len(taken) == sample.micro_rows
-                if not taken:
-                    break
-                ids, real = padded(taken, tokenizer.specials.pad, device)
+        with progress("hidden states", read, "tokens") as advance:
+            for number in range(0, len(rows), sample.micro_rows):
+                ids, real = padded(rows[number : number + sample.micro_rows], tokenizer.specials.pad, device)
                 with torch.inference_mode():
                     yield in_place(encoder, ids, real, tokenizer.specials, None if without_masks else rate, number,
                                    sample.specials == "in")  # fmt: skip
-                tokens = int(real.sum())
-                read, number = read + tokens, number + len(taken)
-                advance(tokens)
-        if not read:
-            raise Refusal(sample.data, "no text", "text to feed to the encoder")
-        warn_of_little(sample, read)
+                advance(int(real.sum()))
 
     shape = encoder.shape
     return Subject(source.origin, run and run.recipe, shape.width, shape.depth, rate, without_masks, passes)

@@ -52,7 +52,7 @@ class PlanOptions:
     gpu_hours: float
     """Hours of all cards together."""
     kind: str = "H100"
-    """Kind of card."""
+    """Kind of card: H100 PCIe, H100, H200, B200, A100, L40S, A10, L4, RTX 5090, RTX 4090, RTX 3090 or MI300X."""
     mfu: float = 0.4
     """Share of the peak that is reached, counted on the plain objective."""
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import PurePath
-from typing import IO, Literal
+from typing import IO, ClassVar, Literal
 
 from latemask.errors import Refusal
 from latemask.text.files import File, Format, Plain, open_plain, open_seekable
@@ -27,6 +27,8 @@ _BLANK_LINE = re.compile(rb"(?>\r\n|\r|\n)[ \t\v\f]*(?>\r\n|\r|\n)")
 class Reading:
     """How files are read: the same for ``latemask tokenizer`` and ``latemask prepare``."""
 
+    has_flags: ClassVar[bool] = False
+    """Whether the command has a flag for each field, so that errors may advise it."""
     text_field: str = "text"
     """Field of .jsonl, column of .parquet that holds the text."""
     source_field: str = "source"
@@ -50,6 +52,24 @@ class Reading:
         ):
             if getattr(self, name) not in allowed:
                 raise Refusal(f"--{name}", repr(getattr(self, name)), " or ".join(allowed))
+
+
+@dataclass(frozen=True)
+class ReadingFlags(Reading):
+    """A ``Reading`` of a command that has its flags."""
+
+    has_flags: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, reading: Reading | None) -> ReadingFlags:
+        """The fields of ``reading`` alone, which may be a command's options."""
+        return cls(**{item.name: getattr(reading or cls(), item.name) for item in fields(cls)})
+
+    def given(self) -> list[str]:
+        """These flags as a command line has them, where they are not their defaults."""
+        given = [(item.name, getattr(self, item.name)) for item in fields(ReadingFlags)
+                 if getattr(self, item.name) != item.default]  # fmt: skip
+        return [word for name, value in given for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 @dataclass(frozen=True)
@@ -183,7 +203,7 @@ def _parquet_blocks(file: File, stream: IO[bytes], reading: Reading) -> Iterator
         columns = table.schema_arrow.names
         if reading.text_field not in columns:
             raise Refusal(file.path, f"the columns {', '.join(columns)}", f"a column {reading.text_field}",
-                          "Name the column with --text-field")  # fmt: skip
+                          "Name the column with --text-field" if reading.has_flags else "")  # fmt: skip
         kind = table.schema_arrow.field(reading.text_field).type
         if isinstance(kind, pa.DictionaryType):
             kind = kind.value_type

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from latemask.console import warn
 from latemask.errors import Refusal
@@ -42,7 +43,7 @@ class Document(NamedTuple):
 
 @dataclass
 class Counts:
-    """What reading met. ``documents`` = those handed on + ``empty`` + ``left_out``."""
+    """What reading met. ``documents`` = ``handed_on`` + ``empty`` + ``left_out``."""
 
     documents: int = 0
     empty: int = 0
@@ -60,6 +61,11 @@ class Counts:
     """Cuts through a document longer than the longest document."""
     places: list[str] = field(default_factory=list)
     """Where the first left-out documents stand, and why they were left out."""
+
+    @property
+    def handed_on(self) -> int:
+        """Documents with text."""
+        return self.documents - self.empty - self.left_out
 
     @property
     def repaired_bytes(self) -> int:
@@ -145,11 +151,21 @@ class _Reader:
             source = record.get(self.reading.source_field)
             self.take(self.normal(value), source if isinstance(source, str) else "", line)
             return
+        do = ""
         if not isinstance(record, dict):
             found = f"JSON that is a {type(record).__name__}"
+        elif name in record:
+            found = f"{name} = {json.dumps(value)[:40]}"
         else:
-            found = f"{name} = {json.dumps(value)[:40]}" if name in record else f"the fields {', '.join(record)}"
-        self.leave_out(line, found, f"an object with a string in the field {name}", len(raw))
+            found, do = f"the fields {', '.join(record)}", self.other_field(record)
+        self.leave_out(line, found, f"an object with a string in the field {name}", len(raw), do)
+
+    def other_field(self, record: dict[str, Any]) -> str:
+        """What to do where the first record of a file lacks the field: name the one with the longest text."""
+        texts = {name: len(value) for name, value in record.items() if isinstance(value, str) and value.strip()}
+        if not (texts and self.reading.has_flags and self.block.line == self.counts.documents == 1):
+            return ""
+        return f"Give --text-field {shlex.quote(max(texts, key=texts.__getitem__))}, where every file has it"
 
     def parquet(self) -> None:
         import pyarrow as pa
@@ -209,25 +225,25 @@ class _Reader:
         self.counts.replaced_bytes += len(raw) - len(raw.decode(errors="ignore").encode())
         return raw.decode(errors="replace")
 
-    def leave_out(self, line: int, found: str, wanted: str, size: int) -> None:
-        """Count a document that cannot be used, or stop there."""
+    def leave_out(self, line: int, found: str, wanted: str, size: int, do: str = "") -> None:
+        """Count a document that cannot be used, or stop there, saying what to ``do``."""
         if self.reading.invalid == "refuse":
-            raise self.refusal(line, found, wanted)
+            raise self.refusal(line, found, wanted, do)
         self.counts.left_out += 1
         self.counts.left_out_bytes += size
         if len(self.counts.places) < PLACES:
             self.counts.places.append(f"{self.place(line)}: {found}")
 
-    def refusal(self, line: int, found: str, wanted: str) -> Refusal:
-        return Refusal(
-            self.place(line), found, wanted, "Mend the file, or go on with --invalid replace or --invalid skip"
-        )
+    def refusal(self, line: int, found: str, wanted: str, do: str = "") -> Refusal:
+        go_on = ", or go on with --invalid replace or --invalid skip" if self.reading.has_flags else ""
+        return Refusal(self.place(line), found, wanted, do or f"Mend the file{go_on}")
 
     def place(self, line: int) -> str:
         return f"{self.block.name}:{'row ' if self.block.format == 'parquet' else ''}{line}"
 
     def longest(self) -> str:
-        return f"at most {self.reading.longest_document_mb} MB (--longest-document-mb)"
+        flag = " (--longest-document-mb)" if self.reading.has_flags else ""
+        return f"at most {self.reading.longest_document_mb} MB{flag}"
 
     @staticmethod
     def invalid_byte(error: UnicodeDecodeError, offset: int = 0) -> str:
@@ -236,15 +252,20 @@ class _Reader:
 
 def refuse_without_text(counts: dict[str, Counts]) -> None:
     """Warn of each file without a document; raise ``Refusal`` where no file has one."""
-    without = [path for path, met in counts.items() if met.documents == met.empty + met.left_out]
-    if len(without) == len(counts):
-        raise Refusal(
-            ", ".join(without[:5]) + (" ..." if len(without) > 5 else ""), _nothing(counts.values()), "some text"
-        )
-    for path in without:
+    for path in without_text(counts):
         warn(f"{path}: {_nothing([counts[path]])}")
+
+
+def without_text(counts: dict[str, Counts], flag: str = "") -> list[str]:
+    """The files without a document. Raises ``Refusal`` where no file has one, naming the ``flag`` that gave them."""
+    without = [path for path, met in counts.items() if not met.handed_on]
+    if len(without) == len(counts):
+        files, nothing = ", ".join(without[:5]) + (" ..." if len(without) > 5 else ""), _nothing(counts.values())
+        raise Refusal(flag or files, f"{nothing} in {files}" if flag else nothing, "some text")
+    return without
 
 
 def _nothing(met: Collection[Counts]) -> str:
     empty, left_out = sum(one.empty for one in met), sum(one.left_out for one in met)
-    return f"no text ({empty:,} documents of white space, {left_out:,} left out as invalid)"
+    first = next((f", the first: {one.places[0]}" for one in met if one.places), "")
+    return f"no text ({empty:,} documents of white space, {left_out:,} left out as invalid{first})"

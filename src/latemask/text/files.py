@@ -15,10 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from latemask.console import warn
 from latemask.errors import Refusal
+
+if TYPE_CHECKING:
+    from latemask.text.blocks import Reading
 
 Format = Literal["text", "jsonl", "parquet"]
 SUFFIXES: dict[str, Format] = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
@@ -43,20 +46,21 @@ class File:
         return path.stat().st_size if self.path != STANDARD_INPUT and path.is_file() else None
 
 
-def find(inputs: Sequence[str | os.PathLike[str]], format: Format | None = None) -> list[File]:
+def find(inputs: Sequence[str | os.PathLike[str]], reading: Reading | None = None) -> list[File]:
     """The files that ``inputs`` name, in order; inside a folder or a pattern, by name.
 
-    A folder gives all files below it with a known ending; the others in it are warned of. ``format`` is that of
-    standard input and of files whose name does not tell. A file named twice is read once, with a warning. Raises
-    ``Refusal`` for a name that gives no file.
+    A folder gives all files below it with a known ending; the others in it are warned of. The format of ``reading`` is
+    that of standard input and of files whose name does not tell. A file named twice is read once, with a warning.
+    Raises ``Refusal`` for a name that gives no file.
     """
     found: dict[str, File] = {}
+    has_flags = reading is not None and reading.has_flags
     for name in (os.fspath(item) for item in inputs):
-        for path in _paths(name):
+        for path in _paths(name, has_flags):
             known = _format(path)
-            kind = known or format
+            kind = known or (reading.format if reading else None)
             if kind is None:
-                do = OF_TABLES if _is_table(path) else "Say it with --format text, jsonl or parquet"
+                do = OF_TABLES if _is_table(path) else "Say it with --format text, jsonl or parquet" * has_flags
                 raise Refusal(path if path != STANDARD_INPUT else "standard input", "a format that no name tells",
                               f"a name ending in {ENDINGS}", do)  # fmt: skip
             key = path if path == STANDARD_INPUT else os.path.realpath(path)
@@ -68,7 +72,7 @@ def find(inputs: Sequence[str | os.PathLike[str]], format: Format | None = None)
     return list(found.values())
 
 
-def _paths(name: str) -> list[str]:
+def _paths(name: str, has_flags: bool) -> list[str]:
     path = Path(name)
     if name == STANDARD_INPUT:
         return [name]
@@ -86,7 +90,7 @@ def _paths(name: str) -> list[str]:
             found = f"a folder without such a file{f', but {left}' if others else ''}"
             raise Refusal(name, found, f"files ending in {ENDINGS}", OF_TABLES if any(map(_is_table, others)) else "")
         if others:
-            do = f"give them by name with --format, or name them {', '.join(SUFFIXES)}"
+            do = f"{'give them by name with --format, or ' * has_flags}name them {', '.join(SUFFIXES)}"
             warn(f"{name}: left out {left}; {do}{f'. {OF_TABLES}' if any(map(_is_table, others)) else ''}")
         return paths
     if path.exists():

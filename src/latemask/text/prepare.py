@@ -24,8 +24,8 @@ from latemask.cards import size_for_here
 from latemask.console import progress, say, table, warn
 from latemask.errors import Refusal
 from latemask.recipes import recipe
-from latemask.text.blocks import BLOCK_BYTES, Reading, blocks, estimated_text_bytes
-from latemask.text.corpus import Counts, read_block, refuse_without_text
+from latemask.text.blocks import BLOCK_BYTES, Reading, ReadingFlags, blocks, estimated_text_bytes
+from latemask.text.corpus import Counts, read_block, refuse_without_text, without_text
 from latemask.text.files import File, find
 from latemask.text.tokenizer import Tokenizer, load_tokenizer
 from latemask.workers import exit_when_told
@@ -45,7 +45,7 @@ SHOWN_ROWS = (128, 512)
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrepareOptions(Reading):
+class PrepareOptions(ReadingFlags):
     """Turn text into a token store that ``latemask pretrain`` reads."""
 
     files: Annotated[tuple[str, ...], Positional]
@@ -95,14 +95,15 @@ def prepare(
 ) -> list[FileCounts]:
     """Encode the text of ``inputs`` into the token store ``out``; returns each file's counts, validation files first.
 
-    Raises ``Refusal`` for bad input as ``reading.invalid`` says, for files that give no training document, for too
-    little room on the disk, and for an ``out`` that exists. Nothing is then left behind.
+    Raises ``Refusal`` for bad input as ``reading.invalid`` says, for files that give no training document or
+    ``valid_files`` that give none, for too little room on the disk, and for an ``out`` that exists. Nothing is then
+    left behind.
     """
     from latemask.text.encoding import encoders
     from latemask.text.store import SUMMARY, write_summary
 
     out = Path(out)
-    reading = Reading(**{item.name: getattr(reading or Reading(), item.name) for item in dataclasses.fields(Reading)})
+    reading = ReadingFlags.of(reading)
     if not 0 <= valid_share < 1:
         raise Refusal("--valid-share", str(valid_share), "a share from 0 to below 1")
     workers = _cores() if workers is None else workers
@@ -110,8 +111,8 @@ def prepare(
         raise Refusal("--workers", str(workers), "at least 1")
     tokenizer = tokenizer if isinstance(tokenizer, Tokenizer) else load_tokenizer(tokenizer)
     check_free(out, overwrite, SUMMARY)
-    held_out = find(valid_files, reading.format) if valid_files else []
-    files = _without(held_out, find(inputs, reading.format))
+    held_out = find(valid_files, reading) if valid_files else []
+    files = _without(held_out, find(inputs, reading))
     sizes = estimated_text_bytes([*held_out, *files], reading)
     total = None if None in sizes else sum(size for size in sizes if size)
     if total is not None and total < SMALL_BYTES:
@@ -226,6 +227,8 @@ class _Writer:
         if encoded.refusal:
             raise Refusal(*encoded.refusal)
         counts = self.counts[number]
+        if 0 < self.valid_files <= number and not self.validation:
+            without_text({one.path: one.read for one in self.counts[: self.valid_files]}, "--valid-files")
         counts.read.add(encoded.counts)
         lengths = encoded.lengths
         fresh = self._fresh(number, encoded, counts)
@@ -319,7 +322,7 @@ def _report(counts: list[FileCounts], seconds: float) -> int:
     columns = ("file", "documents", "train", "held out", "duplicates", "empty", "left out", "train tokens",
                "held-out tokens", "repaired bytes", "left-out bytes")  # fmt: skip
     rows: list[list[Any]] = [
-        [one.path, one.read.documents, one.train, one.held_out, one.duplicates, one.read.empty, one.read.left_out,
+        [one.path, one.read.handed_on, one.train, one.held_out, one.duplicates, one.read.empty, one.read.left_out,
          one.train_tokens, one.held_out_tokens, one.read.repaired_bytes, one.read.left_out_bytes]
         for one in counts
     ]  # fmt: skip

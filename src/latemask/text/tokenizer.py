@@ -21,7 +21,7 @@ from tyro.conf import Positional
 from latemask.config import Specials
 from latemask.console import progress, say, table, warn
 from latemask.errors import Refusal
-from latemask.text.blocks import Reading, blocks, estimated_text_bytes
+from latemask.text.blocks import Reading, ReadingFlags, blocks, estimated_text_bytes
 from latemask.text.corpus import Counts, read_block, refuse_without_text
 from latemask.text.files import find
 from latemask.writing import check_free, write_whole
@@ -46,7 +46,7 @@ FILE = "tokenizer.json"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerOptions(Reading):
+class TokenizerOptions(ReadingFlags):
     """Train a byte-level BPE tokenizer on text."""
 
     files: Annotated[tuple[str, ...], Positional]
@@ -252,7 +252,7 @@ def train_tokenizer(
         raise Refusal("--vocab-size", str(vocabulary), f"at most {LARGEST_VOCABULARY:,}")
     if sample_mb < 1:
         raise Refusal("--sample-mb", str(sample_mb), "at least 1")
-    reading = reading or Reading()
+    reading = ReadingFlags.of(reading)
     counts = {} if counts is None else counts
     words: Counter[str] = Counter()
 
@@ -282,7 +282,7 @@ def train_tokenizer(
 def _sample(
     inputs: Sequence[str | os.PathLike[str]], reading: Reading, sample_mb: int, counts: dict[str, Counts]
 ) -> Iterator[str]:
-    files = find(inputs, reading.format)
+    files = find(inputs, reading)
     sizes = estimated_text_bytes(files, reading)
     known = sum(size for size in sizes if size is not None)
     share = min(1.0, sample_mb * 1e6 / known) if known else 1.0
@@ -303,7 +303,8 @@ def _sample(
 
 def _check_trained(tokenizer: Tokenizer, vocabulary: int, words: Counter[str]) -> None:
     if tokenizer.vocabulary < vocabulary:
-        warn(f"{vocabulary:,} ids were asked for, the text gave {tokenizer.vocabulary:,}: it repeats too little")
+        warn(f"{vocabulary:,} ids were asked for, the text gave {tokenizer.vocabulary:,}: no other pair of tokens "
+             "comes twice in its words. Give more text, or a smaller --vocab-size")  # fmt: skip
     common = [word for word, _ in words.most_common(COMMON_WORDS)]
     lengths = map(len, tokenizer.encode_batch([f" {word}" for word in common]))
     split = [word[:20] for word, length in zip(common, lengths, strict=True) if length > 2]
@@ -319,7 +320,8 @@ def run_tokenizer(options: TokenizerOptions) -> None:
     tokenizer = train_tokenizer(options.files, options.vocab_size, out, cased=options.cased,
                                 sample_mb=options.sample_mb, reading=options, counts=counts)  # fmt: skip
     columns = ("file", "documents", "empty", "left out", "MB of text read", "repaired bytes")
-    rows = [(path, met.documents, met.empty, met.left_out, met.text_bytes / 1e6, met.repaired_bytes)
+    rows = [(path, met.handed_on, met.empty, met.left_out, met.text_bytes / 1e6, met.repaired_bytes)
             for path, met in counts.items()]  # fmt: skip
     table(f"{tokenizer.vocabulary:,} ids, {'cased' if options.cased else 'uncased'}, in {out}", columns, rows)
-    say(f"Next: latemask prepare {shlex.join(options.files)} --tokenizer {shlex.quote(options.out)} --out data/en")
+    prepare = ["prepare", *options.files, "--tokenizer", options.out, *options.given(), "--out", "data/en"]
+    say(f"Next: latemask {shlex.join(prepare)}")
