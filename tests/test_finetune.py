@@ -18,12 +18,13 @@ from latemask.downstream import runner, stepper
 from latemask.downstream.bucketed import DeviceRows, epoch_batches, sorted_batches
 from latemask.downstream.casts import Casts, used_once
 from latemask.downstream.claims import claimed
+from latemask.downstream.evaluation import evaluate
 from latemask.downstream.examples import Examples
 from latemask.downstream.finetune import EVALUATION_TOKENS, Bench, Model, predict, result_of
 from latemask.downstream.grid import points_of
 from latemask.downstream.heads import NO_LABEL, FineTuned, losses
 from latemask.downstream.inputs import Frame, Inputs, longest_first
-from latemask.downstream.options import FinetuneOptions
+from latemask.downstream.options import EvaluateOptions, FinetuneOptions
 from latemask.downstream.problem import TextProblem, cosines
 from latemask.downstream.runner import STOPPED, finetune, output_folder, run_finetune
 from latemask.downstream.saving import load_finetuned
@@ -745,6 +746,22 @@ def test_a_saved_model_predicts_the_same(folders, tmp_path, positions):
     assert theirs.config.id2label == {0: "cat", 1: "dog"}
     outputs = [theirs(**tokenizer(row["text"], return_tensors="pt")).logits for row in rows]
     assert [theirs.config.id2label[int(output.argmax())] for output in outputs] == predicted
+
+
+def test_a_saved_model_reads_as_much_of_a_text_as_in_training(folders, tmp_path):
+    from transformers import AutoTokenizer
+
+    folder, _ = folders
+    finetune(options_of(folder, tmp_path, seeds=1, epochs=1, save=True, sequence_tokens=8))
+    [saved], [point] = tmp_path.glob("*.model"), tmp_path.glob("own-*.json")
+    trained = json.loads(point.read_text())
+    assert trained["data"]["dev"]["cut"] > 0
+    for where in ({"data": str(folder), "dev": "dev.jsonl"}, {"data": str(folder / "dev.jsonl")}):
+        again = evaluate(EvaluateOptions(str(saved), "finetuned", **where))
+        assert again["data"]["dev"]["cut"] == trained["data"]["dev"]["cut"]
+        assert again["scores"]["dev"] == pytest.approx(trained["scores"]["dev"])
+    long = "a long word " * 99
+    assert len(AutoTokenizer.from_pretrained(saved)(long, truncation=True)["input_ids"]) == 8
 
 
 def test_unusable_options_are_refused(folders, tmp_path):

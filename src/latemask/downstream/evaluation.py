@@ -225,6 +225,14 @@ def _trained_on(facts: dict[str, Any]) -> str | None:
     return None if mark is None else str(mark)
 
 
+def _length(facts: dict[str, Any]) -> int | None:
+    """The length at which a saved model's texts were cut in training; None where it does not say that."""
+    result = facts.get("result")
+    settings = result.get("settings") if isinstance(result, dict) else None
+    length = settings.get("sequence_tokens") if isinstance(settings, dict) else None
+    return length if type(length) is int else None
+
+
 def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
     from latemask.downstream.examples import numbered
     from latemask.downstream.finetune import predict
@@ -238,7 +246,7 @@ def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]
     if task.kind == "span":
         raise Refusal(options.model, "a model for answers", "one for classes, numbers or words")
     task, examples = numbered(task, read_development(task, options.data, options.dev))
-    settings = Settings(precision=options.precision)
+    settings = Settings(precision=options.precision, sequence_tokens=_length(facts) or Settings().sequence_tokens)
     problem = TextProblem(task, examples, model.inputs(settings), settings, (facts["centre"], facts["spread"]))
     for line in cautions(task, problem.facts["data"]):
         console.warn(line)

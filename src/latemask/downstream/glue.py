@@ -50,14 +50,18 @@ def paths_of(task: Task, folder: Path) -> dict[str, Path]:
 
 
 def read_development(task: Task, data: str | Path, dev: str = "") -> dict[str, Table]:
-    """The development splits of ``task`` alone, as tables; ``dev`` names the file where it is another.
+    """The development splits of ``task`` alone, as tables; ``dev`` names the file where it is another, or ``data`` is
+    that file itself.
 
     Raises ``Refusal`` naming what is missing.
     """
+    folder = Path(data)
+    if not dev and folder.is_file():
+        folder, dev = folder.parent, folder.name
     files = {"dev": dev} if dev else {split: name for split, name in task.files.items() if name and split != "train"}
     if not files:
         raise Refusal("--dev", "nothing", f"the development file, for {task.name} has no file names of its own")
-    return _tables(dataclasses.replace(task, files=files), Path(data))
+    return _tables(dataclasses.replace(task, files=files), folder)
 
 
 def _from_hub(task: Task, name: str) -> tuple[Task, dict[str, Table]]:

@@ -108,7 +108,8 @@ class EvaluateOptions:
     suite: Suite
     """blimp, masked-loss, similarity or finetuned."""
     data: str
-    """blimp: folder or .jsonl. masked-loss: prepared folder, or text. similarity, finetuned: as in finetune."""
+    """blimp: folder or .jsonl. masked-loss: prepared folder, or text. similarity, finetuned: as in finetune, or the
+    development file."""
     out: str = ""
     """The result's JSON; by default a file named by suite, step and settings in the folder where finetune writes."""
     task: str = "stsb"

@@ -61,7 +61,8 @@ def save_finetuned(net: FineTuned, model: Model, problem: Problem, result: dict[
     with written_aside(out) as aside:
         save_file(head, aside / HEAD)
         _write_encoder(aside, net, model, problem, head)
-        write_tokenizer(aside, model.tokenizer, model.row_tokens, is_foreign=is_foreign)
+        most_tokens = min(model.row_tokens, result["settings"]["sequence_tokens"])
+        write_tokenizer(aside, model.tokenizer, most_tokens, is_foreign=is_foreign)
         (aside / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         write_sums(aside)
 
