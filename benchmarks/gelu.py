@@ -23,8 +23,8 @@ from refusals import check_gpu, program
 from torch import Tensor
 
 from latemask import console
-from latemask.bench import machine_of
 from latemask.kernels.gelu import gelu_of_biased, tailed_gelu
+from latemask.machine import machine_of
 from latemask.training.distributed import pick_device
 from latemask.writing import write_json
 

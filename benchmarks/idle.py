@@ -30,10 +30,11 @@ from refusals import program
 
 from latemask import console, pretrain
 from latemask.batch import Batch
-from latemask.bench import Entry, built, machine_of
+from latemask.bench import Entry, built
 from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.feed.prefetch import Prefetch
+from latemask.machine import machine_of
 from latemask.recipes import recipe
 from latemask.text.store import open_store
 from latemask.training import journal, loop

@@ -29,10 +29,11 @@ from asked import asked, read
 from refusals import check_gpu, program
 
 from latemask import console
-from latemask.bench import Entry, Stepper, machine_of, random_batches
+from latemask.bench import Entry, Stepper, random_batches
 from latemask.cards import card_of_device
 from latemask.config import Run, replace
 from latemask.errors import Refusal
+from latemask.machine import machine_of
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
 from latemask.training.distributed import World, pick_device

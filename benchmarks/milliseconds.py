@@ -27,8 +27,9 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from latemask import console
-from latemask.bench import BenchOptions, Stepper, built, entries_of, machine_of
+from latemask.bench import BenchOptions, Stepper, built, entries_of
 from latemask.cards import card_of_device
+from latemask.machine import machine_of
 from latemask.training.distributed import pick_device
 from latemask.training.float8 import is_possible
 from latemask.writing import write_json

@@ -21,10 +21,10 @@ from torch import Tensor
 
 from latemask import console
 from latemask.batch import Batch
-from latemask.bench import machine_of
 from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.feed.batches import Rows, TrainingBatches
+from latemask.machine import machine_of
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import recipe
 from latemask.text.store import open_store

@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from latemask import console
-from latemask.bench import machine_of
 from latemask.errors import Refusal
 from latemask.kernels import relative_attention
+from latemask.machine import machine_of
 from latemask.model.attention import RelativeBias
 from latemask.recipes import recipe
 from latemask.training.distributed import pick_device

@@ -9,12 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import importlib.metadata
 import itertools
-import platform
-import shutil
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +22,7 @@ from latemask.cards import card_of_device
 from latemask.config import Run, replace
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
+from latemask.machine import machine_of
 from latemask.recipes import recipe
 from latemask.writing import check_file, write_json
 
@@ -438,21 +435,3 @@ def random_batches(run: Run, rows: int) -> TrainingBatches:
     stream = Random(tokens, np.concatenate([[0], ends + 1]))
     all_rows = batches.Rows(stream, run.shape, run.most_masked_tokens)
     return batches.TrainingBatches(all_rows, run.masking, rows, 0, run.updates)
-
-
-def machine_of(device: torch.device) -> dict[str, Any]:
-    """Card, driver and versions."""
-    import torch
-
-    driver = None
-    if device.type == "cuda" and (program := shutil.which("nvidia-smi")):
-        asked = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
-        driver = subprocess.run(asked, capture_output=True, text=True).stdout.split("\n")[0].strip() or None
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda}
-    for package in ("latemask", "triton", "transformers"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or "CPU"
-    return {"card": name, "driver": driver, "versions": versions}
