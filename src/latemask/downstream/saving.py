@@ -61,7 +61,7 @@ def save_finetuned(net: FineTuned, model: Model, problem: Problem, result: dict[
     with written_aside(out) as aside:
         save_file(head, aside / HEAD)
         _write_encoder(aside, net, model, problem, head)
-        most_tokens = min(model.row_tokens, result["settings"]["sequence_tokens"])
+        most_tokens = min(model.row_tokens, result.get("settings", {}).get("sequence_tokens", model.row_tokens))
         write_tokenizer(aside, model.tokenizer, most_tokens, is_foreign=is_foreign)
         (aside / FACTS).write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         write_sums(aside)
