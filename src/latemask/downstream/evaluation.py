@@ -219,18 +219,21 @@ def _similarity(options: EvaluateOptions, device: torch.device) -> dict[str, Any
 
 def _trained_on(facts: dict[str, Any]) -> str | None:
     """The mark of a saved model whose training data were a subset."""
-    result = facts.get("result")
-    subset = result.get("subset") if isinstance(result, dict) else None
-    mark = subset.get("train") if isinstance(subset, dict) else None
+    mark = _of_result(facts, "subset").get("train")
     return None if mark is None else str(mark)
 
 
 def _length(facts: dict[str, Any]) -> int | None:
     """The length at which a saved model's texts were cut in training; None where it does not say that."""
-    result = facts.get("result")
-    settings = result.get("settings") if isinstance(result, dict) else None
-    length = settings.get("sequence_tokens") if isinstance(settings, dict) else None
+    length = _of_result(facts, "settings").get("sequence_tokens")
     return length if type(length) is int else None
+
+
+def _of_result(facts: dict[str, Any], name: str) -> dict[str, Any]:
+    """A field of the result that a saved model came with; empty where it has none, for results are not checked."""
+    result = facts.get("result")
+    found = result.get(name) if isinstance(result, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:

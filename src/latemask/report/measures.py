@@ -69,9 +69,13 @@ def shown_mean(ones: Sequence[Measure], runs: int, sign: str = "") -> str | None
         return None
     values, digits = [one.value for one in ones], 3 if ones[0].is_loss else 1
     spread = f"± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
-    marked = "".join(dict.fromkeys(one.mark for one in ones if one.mark))
     part = f"({len(ones)} of {runs})" if len(ones) < runs else ""
-    return " ".join(filter(None, (f"{mean_of(ones):.{digits}f}", spread, marked, part, sign)))
+    return " ".join(filter(None, (f"{mean_of(ones):.{digits}f}", spread, marked(ones), part, sign)))
+
+
+def marked(ones: Sequence[Measure]) -> str:
+    """Their marks, each once."""
+    return "".join(dict.fromkeys(one.mark for one in ones if one.mark))
 
 
 def of_part(cells: str) -> str:

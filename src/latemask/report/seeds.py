@@ -19,7 +19,7 @@ from latemask.downstream.tasks import GLUE
 from latemask.report.comparable import SUBSET, are_equal_tokens
 from latemask.report.folders import RunFolder
 from latemask.report.material import Material
-from latemask.report.measures import LOSS, Measure, cautions, is_validation
+from latemask.report.measures import LOSS, Measure, cautions, is_validation, marked, mean_of
 from latemask.report.plots import Point
 from latemask.report.systems import System, reference
 from latemask.report.tables import Table, Value
@@ -115,15 +115,11 @@ def _with_mean(pairs: Mapping[str, Pairs]) -> dict[str, Pairs]:
 
 
 def _over(ones: Sequence[Measure]) -> Measure:
-    return Measure(statistics.fmean(one.value for one in ones), _marks(ones))
+    return Measure(mean_of(ones), marked(ones))
 
 
 def _mean(side: Sequence[Measure], digits: int) -> str:
-    return f"{statistics.fmean(measure.value for measure in side):.{digits}f} {_marks(side)}".rstrip()
-
-
-def _marks(ones: Sequence[Measure]) -> str:
-    return "".join(dict.fromkeys(one.mark for one in ones if one.mark))
+    return f"{mean_of(side):.{digits}f} {marked(side)}".rstrip()
 
 
 def _paired(material: Material, before: RunFolder, after: RunFolder) -> Pairs:
