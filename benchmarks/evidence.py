@@ -589,7 +589,7 @@ def said_in_full(command: Sequence[str]) -> list[str]:
 
 def collect(out: Path) -> Path:
     """Pack what is known so far, without weights."""
-    aside, kept = out / ".evidence.tar.gz", out / "evidence.tar.gz"
+    aside, kept = out / f".evidence-{os.getpid()}.tar.gz", out / "evidence.tar.gz"
     with tarfile.open(aside, "w:gz") as archive:
         for path in sorted(out.rglob("*")):
             is_wanted = path.is_file() and path.suffix in KEPT and not any(part in path.name for part in LEFT)
