@@ -369,6 +369,20 @@ def test_a_system_of_one_run_is_set_beside_what_another_seed_of_the_reference_wo
     assert one_seed_table(fewer) is None
 
 
+def test_what_one_of_a_system_s_two_runs_has_alone_is_set_beside_the_seeds_too(tmp_path):
+    two_systems(tmp_path)
+    for seed, loss in ((1, 3.2), (2, 3.3)):
+        name = f"three_ml_tiny,seed={seed}"
+        folder = write_curve(tmp_path / name, "three_ml_tiny", loss, 1000, {"training.seed": seed})
+        if seed == 2:
+            put(folder, point("rte", 0.80, run=name), study(f"runs/{name}", top=90))
+    table = one_seed_table(Material.of(read_folders([tmp_path])))
+    assert table is not None
+    assert [row[0] for row in table.rows] == ["another seed of mlm_tiny", "three_ml_tiny,seed=2"]
+    assert cells(table, "three_ml_tiny,seed=2")["RTE"] == "80.0: better"
+    assert "validation loss" not in table.columns, "two runs have it: pair by pair"
+
+
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(-5, 5)), min_size=2, max_size=6,
                 unique_by=lambda point: round(point[0], 1)), st.floats(-6, 6), st.booleans())  # fmt: skip
 def test_time_to_a_level_is_the_first_time_on_the_curve(points, level, is_loss):
