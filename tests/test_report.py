@@ -900,6 +900,16 @@ def test_runs_that_differ_in_one_field_are_a_trend(tmp_path):
     assert not sweeps(read_folders([tmp_path]))
 
 
+def test_the_ends_of_figure_4_may_be_runs_of_the_recipes_that_they_are(tmp_path):
+    for name, delta in (("mae_lm_tiny", 0.0), ("delta_tiny", 0.5), ("mask_in_encoder_tiny", 1.0)):
+        write_curve(tmp_path / name, name, 2.0 + delta, 60, {"masking.delta": delta})
+    runs = read_folders([tmp_path])
+    assert len({str(run.fields["masking.joins"]) for run in runs}) == 3
+    assert [fields for fields, _ in sweeps(runs)] == [("masking.delta",)]
+    write_curve(tmp_path / "none", "mae_lm_tiny", 2.0, 60)
+    assert not sweeps(read_folders([tmp_path])), "which delta that is, is not said"
+
+
 def test_what_is_called_alike_has_files_and_ids_of_its_own(tmp_path):
     """Two sweeps over one field; data whose names are of no Latin letters; the same pairs, in whole and in part."""
     for name, delta in itertools.product(("some", "others"), (0.0, 0.5)):

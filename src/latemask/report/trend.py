@@ -15,17 +15,22 @@ from latemask.report.runs import differing, setting
 from latemask.report.systems import SEEDS, WATCHING
 from latemask.report.tables import Drawing, Table, anchor
 
+RECIPE, JOINS, DELTA = "recipe", "masking.joins", "masking.delta"
+
 
 def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFolder]]]:
     """Runs that are one sweep, with the fields they vary: by ``sweep.json``, or runs that differ in one field alone
-    (besides seeds and how they are watched)."""
+    (besides seeds, how they are watched, and what their recipe is called)."""
     by_folder: dict[Any, list[RunFolder]] = {}
     for run in runs:
         if run.varied:
             by_folder.setdefault(run.path.parent, []).append(run)
     found = [(members[0].varied, members) for members in by_folder.values() if len(members) > 1]
     if not by_folder:
-        fields = [name for name in differing(runs) if name not in (*SEEDS, *WATCHING)]
+        said = {*SEEDS, *WATCHING, RECIPE}
+        if all(run.fields.get(DELTA) is not None for run in runs):
+            said.add(JOINS)  # which delta comes to, and which may stand beside it: MAE-LM itself is delta 0
+        fields = [name for name in differing(runs) if name not in said]
         if len(fields) == 1:
             found.append(((fields[0],), list(runs)))
     return found
