@@ -654,10 +654,10 @@ def test_gelu_asks_for_a_gpu() -> None:
 
 def test_updates_are_those_of_short_runs() -> None:
     """Rotary positions wherever tokens attend to themselves, all rows in one pass, the recipe's dropout."""
-    updates, evidence = load("updates"), load("evidence")
+    updates, studies = load("updates"), load("studies")
     for name in ("mlm_base", "mae_lm_base", "decoder_cross_base"):
         run = updates.run_of(name, 32, "on")
-        _, asked = read([name, "--data", "d", "--out", "o", *evidence.short_run(10**7, name, 32, dropout="0.1")])
+        _, asked = read([name, "--data", "d", "--out", "o", *studies.short_run(10**7, name, 32, dropout="0.1")])
         assert asked is not None
         assert (run.shape, run.decoder, run.masking) == (asked.shape, asked.decoder, asked.masking)
         assert (run.training.batch_rows, run.training.micro_rows, run.training.graphs) == (32, 32, "on")

@@ -23,7 +23,7 @@ from latemask.cli.pretrain import read
 from latemask.downstream.runner import output_folder
 from latemask.errors import Refusal
 
-cards, evidence, roberta = load("cards"), load("evidence"), load("roberta")
+cards, commands, studies, evidence, roberta = map(load, ("cards", "jobs", "studies", "evidence", "roberta"))
 
 
 COLA = "gj04\t1\t\tThe sailors rode the breeze.\ngj04\t0\t*\tThe more does Bill smoke.\n"
@@ -36,7 +36,7 @@ def options(study: str, folder: Path, **changes):
     return evidence.Options(study, folder, folder / "out", folder, folder, folder, **changes)
 
 
-@pytest.mark.parametrize("study", get_args(evidence.Study))
+@pytest.mark.parametrize("study", get_args(studies.Study))
 @pytest.mark.parametrize("size", [None, "tiny"])
 def test_every_command_is_one_that_latemask_takes(study, size, tmp_path):
     jobs = evidence.jobs_of(options(study, tmp_path, size=size, finetuning="--epochs 3 --batch-rows 32"))
@@ -99,8 +99,8 @@ def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):
 
 @pytest.mark.parametrize("study", ["masks", "delta", "three-ml", "time"])
 def test_seeds_of_any_study_are_its_trials_again_with_other_weights_and_another_order(study, tmp_path):
-    alone, _ = evidence.trials_of(options(study, tmp_path))
-    trials, _ = evidence.trials_of(options(study, tmp_path, seeds=(2, 3)))
+    alone, _ = studies.trials_of(options(study, tmp_path))
+    trials, _ = studies.trials_of(options(study, tmp_path, seeds=(2, 3)))
     assert [trial.name for trial in trials] == [f"{one.name},seed={seed}" for seed in (2, 3) for one in alone]
     for trial, one in zip(trials, [*alone, *alone], strict=True):
         assert trial.flags == (*one.flags, "--training.seed", trial.name[-1])
@@ -126,10 +126,10 @@ def test_a_flag_that_a_study_makes_nothing_of_is_refused(study, flag, value, tmp
 
 
 @pytest.mark.parametrize("flag", ["seconds", "rows", "rate", "tokens", "seeds"])
-@pytest.mark.parametrize("study", get_args(evidence.Study))
+@pytest.mark.parametrize("study", get_args(studies.Study))
 def test_a_flag_that_a_study_takes_changes_its_commands(study, flag, tmp_path):
     value = {"seconds": 7.0, "rows": 7, "rate": "7e-7", "tokens": 7_000_000, "seeds": (7,)}[flag]
-    if study in evidence.TAKEN_BY[flag]:
+    if study in studies.TAKEN_BY[flag]:
         changed = evidence.jobs_of(options(study, tmp_path, **{flag: value}))
         assert {job.command for job in changed}.isdisjoint(
             job.command for job in evidence.jobs_of(options(study, tmp_path)) if job.run is not None
@@ -145,11 +145,11 @@ def test_what_rewrites_rows_is_asked_for_no_chance_of_one_token(tmp_path):
 
 @pytest.mark.parametrize("size", [None, "tiny"])
 def test_rows_are_what_a_label_and_the_number_of_tokens_say(size, tmp_path):
-    for trial in evidence.trials_of(options("tuning", tmp_path, size=size))[0]:
+    for trial in studies.trials_of(options("tuning", tmp_path, size=size))[0]:
         run = peer_or_ours(trial, tmp_path)
         assert f",{run.training.batch_rows}x{run.shape.row_tokens}," in trial.name
     for study in ("objectives", "three-ml", "collapse"):
-        for trial in evidence.trials_of(options(study, tmp_path, size=size, tokens=1_000_000))[0]:
+        for trial in studies.trials_of(options(study, tmp_path, size=size, tokens=1_000_000))[0]:
             run = peer_or_ours(trial, tmp_path)
             row_tokens, training = run.shape.row_tokens, run.training
             assert row_tokens == 512
@@ -180,7 +180,7 @@ def test_of_three_ml_the_corners_of_the_front_come_first(tmp_path):
 @pytest.mark.parametrize(("tokens", "steps"), [(250_000_000, 7629), (512 * 64 * 3, 3), (1, 1)])
 def test_time_measures_checkpoints_that_are_saved_and_the_last_one(tokens, steps, tmp_path):
     jobs = evidence.jobs_of(options("time", tmp_path, tokens=tokens))
-    trials, _ = evidence.trials_of(options("time", tmp_path, tokens=tokens))
+    trials, _ = studies.trials_of(options("time", tmp_path, tokens=tokens))
     for trial in trials:
         assert trial.steps[0] == steps == max(trial.steps)
         assert len(set(trial.steps)) == len(trial.steps) <= 6
@@ -194,14 +194,14 @@ def test_a_slice_on_another_machine_does_not_do_again_what_is_whole(tmp_path):
     """There are the notes, and no weights: a pretraining is done again only for what is still to be measured of it."""
 
     def job(name, after=None, run=None, *more):
-        return evidence.Job(name, (sys.executable, "-c", code, name, *more), after, run=run)
+        return commands.Job(name, (sys.executable, "-c", code, name, *more), after, run=run)
 
     code = f"import sys; open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[1] + ' ')"
     jobs = [job("a", run=tmp_path / "a"), job("a/x", "a", None, "--parallel", "4")]
 
     def work(jobs):
         (tmp_path / "order").write_text("")
-        queue = cards.Queue(jobs, evidence.Runner(jobs, tmp_path, "study", lambda: False).run)
+        queue = cards.Queue(jobs, commands.Runner(jobs, tmp_path, "study", lambda: False).run)
         queue.work([0])
         assert len(queue.done) == len(jobs)
         return (tmp_path / "order").read_text().split()
@@ -232,10 +232,10 @@ def test_what_is_timed_has_its_card_to_itself_and_measurements_share_one():
         return True
 
     def measurement(name, after):
-        return evidence.Job(name, (), after)
+        return commands.Job(name, (), after)
 
-    jobs = [evidence.Job("a", (), run=Path("a")), measurement("a/x", "a"), measurement("a/y", "a"),
-            evidence.Job("b", (), run=Path("b")), measurement("b/x", "b"), measurement("b/y", "b")]  # fmt: skip
+    jobs = [commands.Job("a", (), run=Path("a")), measurement("a/x", "a"), measurement("a/y", "a"),
+            commands.Job("b", (), run=Path("b")), measurement("b/x", "b"), measurement("b/y", "b")]  # fmt: skip
     queue = cards.Queue(jobs, run)
     queue.work([0], at_once=2)
     assert len(queue.done) == 6
@@ -248,7 +248,7 @@ def test_what_a_job_raises_is_raised_and_the_others_are_done():
             raise ValueError("a")
         return True
 
-    jobs = [evidence.Job("a", ()), evidence.Job("a/x", (), "a"), evidence.Job("b", ())]
+    jobs = [commands.Job("a", ()), commands.Job("a/x", (), "a"), commands.Job("b", ())]
     queue = cards.Queue(jobs, run)
     with pytest.raises(ValueError, match="a"):
         queue.work([0, 1])
@@ -306,9 +306,9 @@ import subprocess
 import sys
 from pathlib import Path
 from benchmark_files import load
-evidence = load("evidence")
-job = evidence.Job("a", (sys.executable, "-c", *sys.argv[2:]))
-evidence.Runner([job], Path(sys.argv[1]), "study", lambda: False).run(job, 0)
+commands = load("jobs")
+job = commands.Job("a", (sys.executable, "-c", *sys.argv[2:]))
+commands.Runner([job], Path(sys.argv[1]), "study", lambda: False).run(job, 0)
 """
 
 
@@ -316,28 +316,28 @@ def test_what_a_killed_program_left_running_is_waited_for(tmp_path):
     code = ("import sys, time\nwith open(sys.argv[1], 'a', buffering=1) as file:\n"
             "    file.write('begun\\n'); time.sleep(3); file.write('ended\\n')")  # fmt: skip
     order = tmp_path / "order"
-    job = evidence.Job("a", (sys.executable, "-c", code, str(order)))
+    job = commands.Job("a", (sys.executable, "-c", code, str(order)))
     with subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path), code, str(order)],
                           cwd=Path(__file__).parent) as killed:  # fmt: skip
         while not (order.exists() and order.read_text()):
             assert killed.poll() is None
             time.sleep(0.05)
         killed.kill()
-    assert not evidence.Runner([job], tmp_path, "study", lambda: True).run(job, 0)
+    assert not commands.Runner([job], tmp_path, "study", lambda: True).run(job, 0)
     assert order.read_text() == "begun\n"
     for _ in range(2):
-        assert evidence.Runner([job], tmp_path, "study", lambda: False).run(job, 0)
+        assert commands.Runner([job], tmp_path, "study", lambda: False).run(job, 0)
         assert order.read_text() == "begun\nended\n" * 2
 
 
 def test_jobs_run_once_in_order_over_cards_and_what_failed_stops_only_its_own(tmp_path):
     def job(name, code, after=None):
-        return evidence.Job(name, (sys.executable, "-c", code, name), after)
+        return commands.Job(name, (sys.executable, "-c", code, name), after)
 
     append = f"import sys; open({str(tmp_path / 'order')!r}, 'a').write(sys.argv[1] + ' ')"
     jobs = [job("a", append), job("b", "raise SystemExit(3)"), job("a/x", append, "a"), job("b/x", append, "b")]
     for _ in range(2):
-        queue = cards.Queue(jobs, evidence.Runner(jobs, tmp_path, "study", lambda: False).run)
+        queue = cards.Queue(jobs, commands.Runner(jobs, tmp_path, "study", lambda: False).run)
         queue.work([0])
         assert (queue.done, queue.failed, queue.left) == ({"a", "a/x"}, {"b", "b/x"}, [])
     assert (tmp_path / "order").read_text() == "a a/x "
@@ -353,8 +353,8 @@ def test_a_job_told_to_stop_in_the_middle_is_gone_on_with(tmp_path):
         "signal.signal(signal.SIGTERM, lambda *_: (file.touch(), sys.exit(75)))\n"
         "time.sleep(60); sys.exit(1)"
     )
-    stopped = evidence.Job("a", (sys.executable, "-c", code, str(tmp_path / "file")), stop_at_seconds=2)
-    assert evidence.Runner([stopped], tmp_path, "study", lambda: False).run(stopped, 0)
+    stopped = commands.Job("a", (sys.executable, "-c", code, str(tmp_path / "file")), stop_at_seconds=2)
+    assert commands.Runner([stopped], tmp_path, "study", lambda: False).run(stopped, 0)
     assert (tmp_path / "file").exists()
 
 
@@ -392,9 +392,9 @@ def test_fine_tuned_models_are_ranked_on_the_held_out_texts_of_their_task(tmp_pa
         assert "--save" in saves.command
         saved = output_folder("", saves.command[4]) / f"{task}-x.model"
         saved.mkdir(parents=True)
-        assert evidence.said_in_full(ranks.command)[4] == str(saved)
+        assert commands.said_in_full(ranks.command)[4] == str(saved)
         assert ranks.command[ranks.command.index("--data") + 1] == str(tmp_path / "out" / f"held-out-{task}.jsonl")
-    assert evidence.said_in_full(("a*", "*.py")) == ["a*", "*.py"]
+    assert commands.said_in_full(("a*", "*.py")) == ["a*", "*.py"]
     assert next(job for job in evidence.jobs_of(options("masks", tmp_path)) if job.name == "mlm/glue").after == "mlm"
 
 
