@@ -102,7 +102,7 @@ class Options:
     rows: int | None = None
     """Of 512 tokens, an update: 64 by default; `real-text`, `tuning` and `collapse` have their own rows and rates."""
     rate: str | None = None
-    """Peak learning rate, by default 4e-4, in ablations and with a decoder and a short warm-up 2e-4, of RoBERTa 1e-4."""
+    """Peak learning rate: by default 4e-4, in ablations and with a decoder and short warm-up 2e-4, of RoBERTa 1e-4."""
     first: int | None = None
     """Of each field of minimal pairs only so many; none: all."""
     size: str | None = None
