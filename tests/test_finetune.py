@@ -22,7 +22,7 @@ from latemask.downstream.evaluation import evaluate
 from latemask.downstream.examples import Examples
 from latemask.downstream.finetune import EVALUATION_TOKENS, Bench, Model, predict, result_of
 from latemask.downstream.grid import points_of
-from latemask.downstream.heads import NO_LABEL, FineTuned, losses
+from latemask.downstream.heads import FineTuned, losses
 from latemask.downstream.inputs import Frame, Inputs, longest_first
 from latemask.downstream.options import EvaluateOptions, FinetuneOptions
 from latemask.downstream.problem import TextProblem, cosines

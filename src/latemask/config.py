@@ -328,6 +328,12 @@ class Run(Typed):
         return typed(cls, data, where)
 
 
+def refuse_rewriting(run: Run) -> None:
+    """Raise ``Refusal`` for a run whose decoder rewrites whole rows: it has no distribution for one masked token."""
+    if run.rewrites:
+        raise Refusal("model", f"{run.recipe}, whose decoder rewrites the row", "a model that fills masks")
+
+
 def replace(run: Run, changes: dict[str, Any]) -> Run:
     """``run`` with dotted fields changed: ``replace(run, {"training.steps": 10, "masking.rate": .5})``.
 

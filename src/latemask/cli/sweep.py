@@ -28,7 +28,8 @@ from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.fields import Spelled, typed
 from latemask.recipes import of_the_size, recipe
-from latemask.writing import alone_at, make_folder, write_json, write_whole
+from latemask.workers import PREEMPTED
+from latemask.writing import alone_at, check_folder, make_folder, write_json, write_whole
 
 MOST_RUNS = 1000
 MOST_NAMED = 3
@@ -79,7 +80,6 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
     """
     from latemask.downstream.claims import claimed, is_done, who_is_at
     from latemask.text.store import open_store
-    from latemask.training.loop import PREEMPTED
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise Refusal("sweep", "several processes for one run (torchrun)", "one process for each card",
@@ -89,6 +89,7 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
     values = read_vary(fitted, vary)
     found = points(fitted, values)
     text = [store.tokenizer_fingerprint, len(store.train.tokens), len(store.valid.tokens)]
+    check_folder(out)
     _check(out, found, text)
     _note_down(out, run.recipe, values)
     console.say(f"{len(found)} runs of {run.recipe} in {out}")

@@ -25,7 +25,8 @@ from latemask.downstream.problem import Evaluation, Problem, evaluated, score_of
 from latemask.downstream.settings import Settings
 from latemask.downstream.stepper import Labels, Stepper, autocast
 from latemask.errors import Refusal
-from latemask.hf.loading import Source, TransformersEncoder
+from latemask.hf.loading import TransformersEncoder
+from latemask.hf.source import Source
 from latemask.text.tokenizer import Tokenizer
 from latemask.training import checkpoint
 
@@ -53,7 +54,10 @@ class Model:
     @classmethod
     def load(cls, folder: str | Path) -> Model:
         """From whatever ``latemask.load_encoder`` takes: every weight has to find its place, or it is a ``Refusal``."""
-        source = Source.of(folder)
+        return cls.from_source(Source.of(folder))
+
+    @classmethod
+    def from_source(cls, source: Source) -> Model:
         return cls.of(source.encoder(), source.tokenizer(), source.name, source.step)
 
     @classmethod

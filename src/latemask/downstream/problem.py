@@ -14,11 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from latemask.downstream.examples import Examples
-from latemask.downstream.heads import NO_LABEL
 from latemask.downstream.inputs import Inputs
 from latemask.downstream.metrics import METRICS, span_f1
 from latemask.downstream.settings import Settings
-from latemask.downstream.tasks import Task
+from latemask.downstream.tasks import NO_LABEL, Task
 from latemask.errors import Refusal
 
 Predict = Callable[[Sequence[np.ndarray]], list[np.ndarray]]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -178,9 +177,6 @@ class SquadProblem:
     """Training and development questions against one tokenizer (see ``problem.Problem``)."""
 
     def __init__(self, train: Squad, dev: Squad, inputs: Inputs, settings: Settings, threshold: float = NULL_THRESHOLD):
-        if not math.isfinite(threshold):
-            raise Refusal("--null-threshold", str(threshold), "a finite number")
-        refuse_shared(train, dev)
         self.task: Task = SQUAD
         self.classes = 2
         self.dev, self.threshold, self.most_answer_tokens = dev, threshold, settings.answer_tokens

@@ -8,6 +8,7 @@ from pathlib import Path
 from latemask.errors import Refusal
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+CONFIG = "config.json"
 SOURCES = "a run folder, a step folder, a folder with config.json, or the name of a Hugging Face model"
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from latemask import console
 from latemask.config import Specials
 from latemask.errors import Refusal
-from latemask.hf.loading import Source
+from latemask.hf.source import Source
 
 
 def encode(
