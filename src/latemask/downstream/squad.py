@@ -137,6 +137,7 @@ def make_windows(squad: Squad, inputs: Inputs, settings: Settings) -> list[Windo
     queries = inputs.tokenizer.encode_batch([question.text.strip() for question in squad.questions])
     windows = []
     for number, (question, query) in enumerate(zip(squad.questions, queries, strict=True)):
+        inputs.cut += len(query) > settings.query_tokens
         query = query[: settings.query_tokens]
         room = inputs.most_tokens - frame.pair_tokens - len(query)
         if settings.stride_tokens >= room:
@@ -193,7 +194,9 @@ class SquadProblem:
                 self.train_labels[place] = ends
                 reached.add(window.question)
         unreachable = sum(bool(question.answers) for question in kept) - len(reached)
+        cut_in_training = inputs.cut
         self.windows = make_windows(dev, inputs, settings)
+        cut = {"train": cut_in_training, "dev": inputs.cut - cut_in_training}
         self.facts: dict[str, Any] = {
             "data": {
                 split: {
@@ -203,6 +206,9 @@ class SquadProblem:
                     "refused": len(squad.refused),
                     "first_refusals": [f"{name}: {reason}" for name, reason in squad.refused[:3]],
                     "windows": count,
+                    "inputs": len(squad.questions),
+                    "cut": cut[split],
+                    "most_tokens": settings.query_tokens,
                     "fingerprint": squad.fingerprint(),
                 }
                 for split, squad, count in (("train", train, len(windows)), ("dev", dev, len(self.windows)))
