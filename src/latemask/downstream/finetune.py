@@ -46,6 +46,8 @@ class Model:
     tokenizer: Tokenizer
     facts: dict[str, Any]
     """What a result says of it: folder, run and step where it is a run's, and the fingerprint of its weights."""
+    step: Path | None = None
+    """The step folder, where it is a run's."""
 
     @property
     def row_tokens(self) -> int:
@@ -66,7 +68,7 @@ class Model:
                                  "tokenizer": tokenizer.fingerprint[:16]}  # fmt: skip
         if step is not None:
             facts |= checkpoint.origin(step)
-        return cls(folder, encoder, tokenizer, facts)
+        return cls(folder, encoder, tokenizer, facts, step)
 
     def inputs(self, settings: Settings) -> Inputs:
         return Inputs(self.tokenizer, min(settings.sequence_tokens, self.row_tokens))

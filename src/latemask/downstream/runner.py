@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
-import multiprocessing
+import multiprocessing.connection
 import os
 import signal
 from collections.abc import Iterator
@@ -143,8 +143,9 @@ def output_folder(out: str, model: str) -> Path:
 
 
 def _work_in_processes(options: FinetuneOptions, source: Source, out: Path) -> list[str]:
+    """``_work`` in several processes. Each warns of the same model and data: that is said once."""
     context = multiprocessing.get_context("spawn")
-    workers, names = [], set()
+    workers, names, said = [], set(), set()
     try:
         with deaf_to_interrupts():
             for place in range(options.parallel):
@@ -153,9 +154,13 @@ def _work_in_processes(options: FinetuneOptions, source: Source, out: Path) -> l
                 worker.start()
                 writer.close()
                 workers.append((worker, reader))
-        for worker, reader in workers:
-            with contextlib.suppress(EOFError):  # it ended without a word
-                names.update(reader.recv())
+        for told in _told([reader for _, reader in workers]):
+            if isinstance(told, list):
+                names.update(told)
+            elif told not in said:
+                said.add(told)
+                console.warn(told)
+        for worker, _ in workers:
             worker.join()
     finally:
         end([worker for worker, _ in workers])
@@ -166,14 +171,29 @@ def _work_in_processes(options: FinetuneOptions, source: Source, out: Path) -> l
     return sorted(names)
 
 
+def _told(readers: list[Connection]) -> Iterator[list[str] | str]:
+    """What workers send, as it comes, until each has ended: names of points, or a warning."""
+    while readers:
+        for reader in multiprocessing.connection.wait(readers):
+            assert isinstance(reader, Connection)
+            try:
+                yield reader.recv()
+            except EOFError:
+                readers.remove(reader)
+
+
 def _worker(options: FinetuneOptions, source: Source, out: Path, place: int, writer: Connection) -> None:
     """Told to end, by its parent or by that one's end, it gives up its claims as it goes."""
     exit_when_told(STOPPED)
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    try:
-        names = _work(options, source, out, place)
+
+    def tell(what: list[str] | str) -> None:
         with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
-            writer.send(names)
+            writer.send(what)
+
+    console.hand_warnings_to(tell)
+    try:
+        tell(_work(options, source, out, place))
     except Refusal as refusal:
         console.warn(str(refusal))
         raise SystemExit(2) from None

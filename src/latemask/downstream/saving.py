@@ -25,7 +25,6 @@ from latemask.errors import Refusal
 from latemask.hf import stock
 from latemask.hf.checksums import write_sums
 from latemask.hf.loading import TransformersEncoder
-from latemask.hf.source import Source
 from latemask.hf.tokenization import write_tokenizer
 from latemask.training import checkpoint
 from latemask.writing import written_aside
@@ -83,10 +82,9 @@ def _write_encoder(folder: Path, net: FineTuned, model: Model, problem: Problem,
         family = config.model_type if config.model_type in STOCK else ""
         config.architectures = [type(encoder.model).__name__]
     else:
-        source = Source.of(model.folder)
-        if source.step is None:
+        if model.step is None:
             raise Refusal(model.folder, "an encoder of no run", "a run, a step folder or a Hugging Face model")
-        run = checkpoint.read_run(source.step)
+        run = checkpoint.read_run(model.step)
         family = stock.family(run.shape)
         config = stock.config_of(run, family, False)
         tensors = _plain(encoder.state_dict())

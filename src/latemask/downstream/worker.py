@@ -35,7 +35,7 @@ class Worker:
     def __init__(
         self, options: FinetuneOptions, tasks: Sequence[Task], source: Source, first: Data, out: Path, place: int
     ):
-        self.options, self.tasks, self.out, self.place = options, tasks, out, place
+        self.options, self.tasks, self.out = options, tasks, out
         self.read: dict[int, Data] = {0: first}
         """Data that no problem was made of yet."""
         self.device = pick_device(place)
@@ -63,7 +63,7 @@ class Worker:
         if number not in self.held:
             data = self.read.pop(number, None) or read_data(self.tasks[number], self.options)
             problem = make_problem(data, self.options, self.model, self.settings)
-            for line in cautions(problem.task, problem.facts["data"]) if self.place == 0 else ():
+            for line in cautions(problem.task, problem.facts["data"]):
                 console.warn(line)
             self.held[number] = problem, self._points(problem)
             self.names += self.held[number][1]
