@@ -226,7 +226,7 @@ def test_what_a_finetuned_model_says_is_checked_by_field(finetuned):
             load_finetuned(finetuned)
     for name in ("task", "labels", "centre", "spread"):
         (finetuned / FACTS).write_text(json.dumps({key: value for key, value in facts.items() if key != name}))
-        with pytest.raises(Refusal, match=rf"finetuned\.json: {name}: found None; wanted this field"):
+        with pytest.raises(Refusal, match=rf"finetuned\.json: {name}: found nothing; wanted this field"):
             load_finetuned(finetuned)
     for content in ("[]", "{", "3"):
         (finetuned / FACTS).write_text(content)

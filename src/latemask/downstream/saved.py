@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from latemask.downstream.tasks import GLUE, Kind, Task
-from latemask.errors import Refusal
-from latemask.fields import require, typed
+from latemask.errors import Refusal, kind_of, unreadable
+from latemask.fields import typed
 
 HEAD, FACTS = "head.safetensors", "finetuned.json"
 A_SAVED_MODEL = "a model saved by `latemask finetune --save`"
@@ -32,13 +32,17 @@ def read_facts(folder: Path | str) -> dict[str, Any]:
     folder, where = Path(folder), str(Path(folder) / FACTS)
     try:
         facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise Refusal(folder, f"no {FACTS}", A_SAVED_MODEL) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise Refusal(folder, f"no {FACTS} or {HEAD} ({type(error).__name__})", A_SAVED_MODEL) from None
+        raise Refusal(where, unreadable(error), A_SAVED_MODEL) from None
     if not (folder / HEAD).is_file():
         raise Refusal(folder, f"no {HEAD}", A_SAVED_MODEL)
-    require(isinstance(facts, dict), where, type(facts).__name__, "a JSON object")
+    if not isinstance(facts, dict):
+        raise Refusal(where, kind_of(facts), "a JSON object")
     for name in ("task", "labels", "centre", "spread"):
-        require(name in facts, f"{where}: {name}", None, "this field")
+        if name not in facts:
+            raise Refusal(f"{where}: {name}", "nothing", "this field")
     typed(_Held, facts["task"], f"{where}: task")
     typed(tuple[str, ...], facts["labels"], f"{where}: labels")
     for name in ("centre", "spread"):

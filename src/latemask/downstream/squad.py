@@ -22,7 +22,7 @@ from latemask.downstream.problem import Evaluation, Predict
 from latemask.downstream.settings import Settings
 from latemask.downstream.squad_metrics import squad_scores
 from latemask.downstream.tasks import SQUAD, Task
-from latemask.errors import Refusal
+from latemask.errors import Refusal, unreadable
 
 BEST = 20
 """Answers kept for each question (n-best), and ends looked at in each window, as in the public scripts."""
@@ -62,10 +62,8 @@ def read_squad(path: Path) -> Squad:
     """Raises ``Refusal`` for another layout, or a question id that occurs twice."""
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise Refusal(path, error.strerror or "an unreadable file", "a file of SQuAD 2.0") from None
-    except (ValueError, RecursionError) as error:
-        raise Refusal(path, f"not JSON ({error})", "a file of SQuAD 2.0") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refusal(path, unreadable(error), "a file of SQuAD 2.0") from None
     paragraphs: list[str] = []
     questions: list[Question] = []
     refused: list[tuple[str, str]] = []
@@ -90,8 +88,7 @@ def read_squad(path: Path) -> Squad:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, Refusal):
             raise
-        lacks = f"a layout without {error}" if isinstance(error, KeyError) else f"another layout ({error})"
-        raise Refusal(path, lacks, "data[].paragraphs[].qas[] of SQuAD 2.0") from None
+        raise Refusal(path, f"another layout: {unreadable(error)}", "data[].paragraphs[].qas[] of SQuAD 2.0") from None
     if not questions:
         first = f"; the first, {refused[0][0]}: {refused[0][1]}" if refused else ""
         raise Refusal(path, f"no usable question ({len(refused)} refused{first})", "at least one")

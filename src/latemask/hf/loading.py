@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 import transformers
 from huggingface_hub import constants, get_session
 from jaxtyping import Bool, Float, Int
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -325,8 +326,11 @@ def _refuse_impossible(folder: Path, config: Any) -> None:
         return
     tensors, size = 0, sum(path.stat().st_size for path in weights)
     for path in weights:
-        with safe_open(path, "pt") as file:
-            tensors += len(file.keys())
+        try:
+            with safe_open(path, "pt") as file:
+                tensors += len(file.keys())
+        except SafetensorError as error:
+            raise Refusal(path, f"a broken file ({error})", "a safetensors file") from None
     layers, width = config.num_hidden_layers, config.hidden_size
     if layers > tensors or width * max(config.vocab_size, getattr(config, "intermediate_size", 0)) > size:
         found = f"{layers} layers {width} wide, {config.vocab_size} ids"
@@ -343,11 +347,23 @@ def refusing(name: str) -> Iterator[None]:
     except BaseException as error:
         if not is_of_library(error):
             raise
-        found = " ".join(str(error).split())[:300]
+        found = _in_words(error)
         if not Path(name).is_dir():
             reached = "which the hub does not give" if _hub_answers() else "the hub cannot be reached"
             found = f"no such folder, nor (as the name of a Hugging Face model; {reached}) anything to load: {found}"
         raise Refusal(name, found, SOURCES if not Path(name).is_dir() else "a model that transformers loads") from error
+
+
+def _in_words(error: BaseException) -> str:
+    """What transformers found. It checks the type of some fields itself, and stops in the middle of its code where
+    others are of another kind than it takes for granted, which says nothing of the file to who reads it."""
+    text = " ".join(str(error).split())
+    if checked := re.match(r"Validation error for field '(\w+)':.*?\(value: (.*?)\)(;|$)", text):
+        return f"{checked[1]} = {checked[2]} in {CONFIG}, of another kind than it takes"
+    if isinstance(error, TypeError | AttributeError | LookupError | ArithmeticError | AssertionError):
+        named = f" ({error.args[0]})" if isinstance(error, KeyError) and error.args else ""
+        return f"a value that it cannot work with{named} in {CONFIG} or the tokenizer's files"
+    return text[:300]
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from latemask.config import Run, refuse_rewriting
 from latemask.errors import Refusal
 from latemask.hf.checksums import check_sums
-from latemask.hf.places import CONFIG, SOURCES, refuse_no_place
+from latemask.hf.places import CONFIG, SOURCES, check_json, refuse_no_place
 from latemask.text.tokenizer import Tokenizer, load_tokenizer
 from latemask.training import checkpoint
 
@@ -42,6 +42,7 @@ class Source:
         if not (path / CONFIG).is_file():
             raise Refusal(folder, f"no checkpoint and no {CONFIG}", SOURCES, checkpoint.runs_below(path))
         check_sums(path)
+        check_json(path)
         return cls(str(folder), None)
 
     @property

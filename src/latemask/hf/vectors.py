@@ -32,7 +32,7 @@ def encode(
     if isinstance(texts, str):
         raise Refusal("texts", "one text", "a list of texts")
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise Refusal("texts", f"{type(wrong[0]).__name__} {wrong[0]!r}"[:80], "texts")
+        raise Refusal("texts", f"{wrong[0]!r}, which is no text"[:80], "texts")
     source = Source.of(folder)
     encoder, tokenizer = source.encoder(), source.tokenizer()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from latemask import console
 from latemask.config import Run, typed
-from latemask.errors import Refusal
+from latemask.errors import Refusal, kind_of, unreadable
 from latemask.writing import file_checksum, json_checksum, remove, write_whole, written_aside
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ def fault(step: Path, read: Set[str] = CHECKED) -> str | None:
     """What is wrong with a step folder's files (those of ``read`` against their checksums); None: they are whole."""
     try:
         content = json.loads((step / STATE).read_text())
+        if not isinstance(content, dict):
+            return f"{STATE} is {kind_of(content)}, no JSON object"
         if content.pop("checksum") != json_checksum(content):
             return f"{STATE} differs from its checksum"
         if content["files"].keys() != CHECKED:
@@ -99,7 +101,7 @@ def fault(step: Path, read: Set[str] = CHECKED) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        return f"{STATE} cannot be read ({type(error).__name__})"
+        return f"{STATE} cannot be used: {unreadable(error)}"
     return None
 
 
@@ -237,9 +239,9 @@ def read_state(step: Path) -> State:
     try:
         data = json.loads(_text(step / STATE))
     except (ValueError, RecursionError) as error:
-        raise Refusal(f"{step / STATE}:{getattr(error, 'lineno', 1)}", str(error), "JSON") from None
+        raise Refusal(step / STATE, unreadable(error), "JSON") from None
     if not isinstance(data, dict):
-        raise Refusal(step / STATE, type(data).__name__, "a JSON object")
+        raise Refusal(step / STATE, kind_of(data), "a JSON object")
     fields = {name: value for name, value in data.items() if name not in ("files", "checksum")}
     return typed(State, fields, str(step / STATE))
 
@@ -331,4 +333,4 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         raise Refusal(path, "no such file", "a step folder") from None
     except (UnicodeDecodeError, OSError) as error:
-        raise Refusal(path, f"an unreadable file ({type(error).__name__})", "JSON") from None
+        raise Refusal(path, unreadable(error), "JSON") from None
