@@ -29,7 +29,7 @@ from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from latemask import console
-from latemask.errors import Refusal
+from latemask.errors import Refusal, unreadable
 from latemask.kernels import relative_attention, relative_triton
 from latemask.writing import write_json
 
@@ -151,7 +151,7 @@ def kernels_of(path: Path, head_width: int) -> list[dict[str, Any]]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise Refusal("--before", f"{path}: {error}", "a JSON of this program") from error
+        raise Refusal("--before", f"{path}: {unreadable(error)}", "a JSON of this program") from error
     if not isinstance(found, dict) or found.get("what") != WHAT:
         raise Refusal("--before", f"{path}, which is none", "a JSON of this program")
     if (width := found["settings"]["head_width"]) != head_width:

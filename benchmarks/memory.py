@@ -267,7 +267,7 @@ def measure(options: Options) -> dict[str, Any]:
             try:
                 one(name, replace(plain, {"training.recompute": recompute}), device, options, found)
             except RuntimeError as error:  # the others are worth their time still
-                failed = f"{type(error).__name__}: {str(error).splitlines()[0]}"
+                failed = str(error).partition("\n")[0]
                 found["failed"].append({"name": name, "recompute": recompute, "error": failed})
                 console.warn(f"{name}, recompute {recompute}: {failed}")
             torch._dynamo.reset()

@@ -162,7 +162,7 @@ def swept(kernel: Kernel, kind: KindName, time: Callable[[], float]) -> dict[str
             with in_force(kernel, kind, tile):
                 times[tile] = time()
         except OutOfResources as error:
-            failed[tile] = f"{type(error).__name__}: {error}"
+            failed[tile] = str(error)
     return judged(kernel, kind, times, failed)
 
 

@@ -509,7 +509,7 @@ def test_every_kernel_and_kind_is_swept_and_what_does_not_fit_is_named(
         smallest = own if (kernel, kind) == ("keys", "bare") else (32, 64, 4, 1)
         assert tuple(one["fastest"].values())[:4] == smallest
         assert one["chosen"]["ms"] is not None
-        error = "OutOfResources: out of resource: shared memory, Required: 300000, Hardware limit: 232448"
+        error = "out of resource: shared memory, Required: 300000, Hardware limit: 232448"
         assert [tuple(tile.values())[:4] for tile in one["failed"]] == [(128, 128, 8, 2)]
         assert one["failed"][0]["error"].startswith(error)
         assert len(one["tried"]) == len(tiles.TRIED) - 1 + ((kernel, kind) == ("keys", "bare"))

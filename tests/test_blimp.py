@@ -12,9 +12,10 @@ import transformers
 from latemask.config import replace
 from latemask.downstream.blimp import Pair, accuracies, read_pairs, sentence_rows
 from latemask.downstream.evaluation import evaluate
+from latemask.downstream.held_out import held_out
 from latemask.downstream.inputs import Inputs
 from latemask.downstream.likelihood import pseudo_log_likelihoods
-from latemask.downstream.masked_loss import held_out, masked_loss
+from latemask.downstream.masked_loss import masked_loss
 from latemask.downstream.options import OF_SUITES, EvaluateOptions, FinetuneOptions
 from latemask.downstream.runner import finetune
 from latemask.errors import Refusal

@@ -20,6 +20,10 @@ from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.joins import DECODER, Join
 from latemask.recipes import names, recipe
+from latemask.text.prepare import prepare
+from samples import small
+from trained import TEXT, byte_level, write_run
+from training_support import write_store
 
 
 @dataclass(frozen=True)
@@ -64,14 +68,112 @@ def test_what_a_path_or_an_option_tells_is_refused_without_loading_what_is_heavy
     assert not list(tmp_path.iterdir())
 
 
-def assert_light(arguments: list[str], status: int | None, cwd: Path | None = None) -> str:
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    """A folder with three runs, data prepared with their tokenizer and with another, a fine-tuned model that lacks its
+    head, and tables of the user's own."""
+    folder = tmp_path_factory.mktemp("here")
+    for system in ("mae_lm", "mlm", "decoder_causal_cross"):
+        write_run(folder / "runs" / system, small(system), byte_level())
+    byte_level().save(folder / "tok")
+    (folder / "text.txt").write_text("\n\n".join(f"{number} {TEXT}" for number in range(40)))
+    prepare([folder / "text.txt"], folder / "tok", folder / "data", valid_share=0.5, workers=1)
+    write_store(folder / "other")
+    for name in ("train.csv", "dev.csv"):
+        (folder / name).write_text("text,label\n" + "".join(f"the cat {number},{number % 2}\n" for number in range(8)))
+    for name in ("empty.csv", "empty.txt"):
+        (folder / name).write_text("")
+    (folder / "pairs.jsonl").write_text('{"good": "a cat"}\n')
+    (folder / "squad").mkdir()
+    for name in ("train-v2.0.json", "dev-v2.0.json"):
+        (folder / "squad" / name).write_text("{}")
+    (folder / "tuned").mkdir()
+    (folder / "tuned" / "finetuned.json").write_text("{}")
+    return folder
+
+
+MAE, NEVER_MASKS = "runs/mae_lm", "runs/decoder_causal_cross"
+FILES = ["--task", "own", "--data", ".", "--dev", "dev.csv"]
+RATES = ["--vary", "masking.rate=.1,.2"]
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    (["fill", "no mask", "--model", MAE], "text: found 'no mask'; wanted at least one <mask>"),
+    (["fill", "a [MASK]", "--model", MAE], "text: found 'a [MASK]'; wanted at least one <mask>"),
+    (["fill", "<mask>" + " cat" * 99, "--model", MAE], "wanted at most 36. Shorten the text"),
+    (["fill", "a \udce9 <mask>", "--model", MAE], "text: found a lone surrogate"),
+    (["fill", "a <mask>", "--model", NEVER_MASKS], "whose decoder rewrites the row"),
+    (["fill", "a <mask>", "--model", "runs"], "runs: found no checkpoint and no config.json"),
+    *((given, said) for study in ("rank", "theory") for given, said in [
+        ([study, MAE, "--data", "nowhere"], "nowhere: found no such file"),
+        ([study, MAE, "--data", "empty.txt"], "empty.txt: found no text"),
+        ([study, MAE, "--data", "data", "--tau", "2"], "--tau: found 2.0"),
+        ([study, MAE, "--data", "data", "--tokens", "0"], "--tokens: found 0"),
+        ([study, MAE, "--data", "data", "--rate", "1"], "--rate: found 1.0"),
+        ([study, MAE, "--data", "data", "--rate", ".99"], "--rate: found 0.99, 36 tokens of a row of 36"),
+        ([study, MAE, "--data", "data", "--sees-masks", "yes"], "--sees-masks: found yes for mae_lm_tiny"),
+        ([study, MAE, "--data", "data", "--specials", "some"], "--specials"),
+        ([study, MAE, "--data", "data", "--device", "gpu"], "--device: found 'gpu'; wanted cpu, cuda, "),
+        ([study, MAE, "--data", "data", "--out", "."], "--out: found the folder ."),
+        ([study, "runs", "--data", "data"], "runs: found no checkpoint and no config.json"),
+    ]),
+    (["export", MAE, "--out", "tok"], "tok: found something already there"),
+    (["export", "runs", "--out", "out"], "runs: found no checkpoint and no config.json"),
+    (["export", NEVER_MASKS, "--out", "out", "--kind", "masked-lm"], "whose decoder rewrites the row"),
+    (["finetune", "runs", *FILES, "--train", "train.csv"], "runs: found no checkpoint and no config.json"),
+    (["finetune", MAE, *FILES, "--train", "empty.csv"], "empty.csv: found no row with text, label"),
+    (["finetune", MAE, *FILES, "--train", "train.csv", "--label", "mood"], "train.csv:1: found columns text, label"),
+    (["finetune", MAE, *FILES, "--train", "train.csv", "--out", "dev.csv"], "dev.csv: found a file; wanted a folder"),
+    (["finetune", MAE, "--task", "squad2", "--data", "squad"], "train-v2.0.json: found another layout: no field data"),
+    (["finetune", MAE, "--task", "squad2", "--data", "squad", "--null-threshold", "inf"], "--null-threshold: "),
+    (["evaluate", "runs", "--suite", "masked-loss", "--data", "data"], "runs: found no checkpoint and no config.json"),
+    (["evaluate", MAE, "--suite", "masked-loss", "--data", "nowhere"], "nowhere: found no such file"),
+    (["evaluate", MAE, "--suite", "masked-loss", "--data", "empty.txt"], "empty.txt: found no text"),
+    (["evaluate", MAE, "--suite", "masked-loss", "--data", "data", "--rate", "2"], "--rate: found 2.0"),
+    (["evaluate", MAE, "--suite", "masked-loss", "--data", "data", "--row-tokens", "99"], "--row-tokens: found 99"),
+    (["evaluate", MAE, "--suite", "masked-loss", "--data", "other"], "another tokenizer than the model's"),
+    (["evaluate", NEVER_MASKS, "--suite", "masked-loss", "--data", "data"], "whose decoder rewrites the row"),
+    (["evaluate", MAE, "--suite", "blimp", "--data", "pairs.jsonl"], "pairs.jsonl: found no row with sentence_good"),
+    (["evaluate", MAE, "--suite", "similarity", "--data", "dev.csv", "--task", "own"], "dev.csv:1: found columns"),
+    (["evaluate", MAE, "--suite", "finetuned", "--data", "dev.csv"], "runs/mae_lm: found no finetuned.json"),
+    (["evaluate", "tuned", "--suite", "finetuned", "--data", "dev.csv"], "tuned: found no head.safetensors"),
+    (["pretrain", "mlm_tiny", "--data", "nowhere", "--out", "out"], "nowhere: found no store.json"),
+    (["pretrain", "mlm_tiny", "--data", "data", "--out", MAE], "runs/mae_lm: found a run already"),
+    (["pretrain", "mlm_tiny", "--data", "data", "--out", "tok"], "tok: found other files (tokenizer.json)"),
+    (["pretrain", "mlm_tiny", "--data", "data", "--out", "dev.csv"], "dev.csv: found a file; wanted a folder"),
+    (["pretrain", "mlm_tiny", "--data", "data", "--out", "dev.csv/a"], "dev.csv, a file; wanted a folder"),
+    (["pretrain", "mlm_tiny", "--data", "data", "--out", "out", "--overwrite", "--resume-if-present"], "--overwrite: "),
+    (["pretrain", "mlm_tiny", "--data", "data", "--out", "out", "--shape.width", "1000000"], "this machine's memory"),
+    (["pretrain", "mlm_tiny", "--data", "data", "--out", MAE, "--resume-if-present"], "runs/mae_lm/step-0000003"),
+    (["pretrain", "--resume", "nowhere"], "nowhere: found no step folder"),
+    (["pretrain", "--resume", "runs"], "runs: found no step folder"),
+    (["pretrain", "--resume", MAE, "--data", "data"], "wanted the data that runs/mae_lm/step-0000003 was trained on"),
+    (["sweep", "mlm_tiny", *RATES, "--data", "nowhere", "--out", "out"], "nowhere: found no store.json"),
+    (["sweep", "mlm_tiny", "--vary", "masking.rat=1", "--data", "data", "--out", "out"], "masking.rat: found no such"),
+    (["sweep", "mlm_tiny", *RATES, "--data", "data", "--out", "dev.csv"], "dev.csv: found a file; wanted a folder"),
+    (["doctor", "--data", "nowhere"], "nowhere: found no store.json"),
+    (["bench", "--only", "some"], "--only: found some; wanted some of: plain mlm; "),
+    (["bench", "--out", "."], "--out: found the folder ."),
+])  # fmt: skip
+def test_what_needs_no_torch_is_refused_before_torch_is_loaded(arguments, said, here):
+    before = sorted(here.rglob("*"))
+    assert said in assert_light(arguments, 2, cwd=here, heavy=("torch", "transformers"))
+    assert sorted(here.rglob("*")) == before
+
+
+def assert_light(
+    arguments: list[str],
+    status: int | None,
+    cwd: Path | None = None,
+    heavy: tuple[str, ...] = ("torch", "transformers", "tokenizers", "pyarrow", "matplotlib"),
+) -> str:
     """What the command said to standard error."""
     program = (
         "import sys; from latemask.__main__ import main\n"
         f"sys.argv = ['latemask', *{arguments}]\n"
         "try: main()\n"
         f"except SystemExit as stop: assert (stop.code or None) == {status}, stop.code\n"
-        "heavy = {'torch', 'transformers', 'tokenizers', 'pyarrow', 'matplotlib'} & sys.modules.keys()\n"
+        f"heavy = {set(heavy)} & sys.modules.keys()\n"
         "assert not heavy, heavy\n"
     )
     began = time.perf_counter()
@@ -343,6 +445,7 @@ def test_status_after_sigterm_says_to_queue_the_run_again(reason, status, monkey
         return loop.Outcome(out / "step-0000003", reason, None)
 
     monkeypatch.setattr(loop, "pretrain", ran)
+    monkeypatch.setattr(pretrain, "refuse_early", lambda *given: None)
     assert pretrain.run_pretrain(["mlm_tiny", "--data", "d", "--out", "o", "--resume-if-present"]) == status
     assert calls == [(recipe("mlm_tiny"), Path("d"), Path("o"),
                       {"resume": "if-present", "overwrite": False, "trackers": ()})]  # fmt: skip
@@ -389,7 +492,7 @@ def test_sigterm_before_training_begins_asks_to_be_queued_again(tmp_path):
 def test_doctor_says_which_kernels_run_and_why_not(monkeypatch):
     import torch
 
-    from latemask.cli.doctor import kernels
+    from latemask.cli.self_test import kernels
 
     found = kernels(torch.device("cpu"))
     assert len(found) == 4

@@ -287,12 +287,12 @@ BAD_RECORDS = {
     b'{"text": 5}': "text = 5",
     b'{"body": "x", "n": 1}': "the fields body, n",
     b'["text"]': "JSON that is a list",
-    b'"text"': "JSON that is a str",
+    b'"text"': "JSON that is a text",
     b'{"text": "cut': "broken JSON",
     b'{"text": "a"} {"text": "b"}': "broken JSON",
     b"plain words": "broken JSON",
     b'{"text": "lone \\ud800 half"}': "a lone surrogate",
-    b"[" * 100_000: "broken JSON",
+    b"[" * 100_000: "JSON nested too deeply",
 }
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import json
 import pickle
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,18 @@ from latemask.__main__ import COMMANDS, named
 from latemask.cli.pretrain import PretrainOptions
 from latemask.cli.sweep import SweepOptions
 from latemask.config import Decoder, Masking, Run, Shape, Specials, Training
+from latemask.downstream.claims import read_results
+from latemask.downstream.saved import FACTS, HEAD, read_facts
 from latemask.downstream.settings import Settings
-from latemask.errors import Refusal
+from latemask.downstream.squad import read_squad
+from latemask.errors import Refusal, kind_of, unreadable
+from latemask.hf.loading import load_encoder, load_masked_model, load_tokenizer_of
 from latemask.text.blocks import Reading
+from latemask.text.store import open_store
+from latemask.training.checkpoint import fault, read_run, read_state
 from latemask.training.loop import Diverged
+from samples import small
+from trained import byte_level, write_run
 
 PACKAGE = Path(__file__).parents[1] / "src" / "latemask"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -65,7 +75,7 @@ def functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     return walk(tree, "")
 
 
-def kind_of(node: ast.Raise) -> str:
+def raised(node: ast.Raise) -> str:
     exception = node.exc
     exception = exception.body if isinstance(exception, ast.IfExp) else exception
     return ast.unparse(exception.func if isinstance(exception, ast.Call) else exception)  # type: ignore[arg-type]
@@ -88,7 +98,7 @@ def test_everything_that_is_raised_is_a_refusal_or_meets_no_user():
         for function, node in functions(tree):
             if not isinstance(node, ast.Raise) or node.exc is None:
                 continue
-            kind = kind_of(node)
+            kind = raised(node)
             if kind in ("Refusal", "Diverged") or kind.endswith(".refusal") or is_caught_beside(tree, node, kind):
                 continue
             if NO_REFUSAL.get((name, function)) == kind:
@@ -201,3 +211,131 @@ def test_a_refusal_crosses_processes_whole(kind):
     assert type(copy) is kind
     assert vars(copy) == vars(refusal)
     assert str(copy) == str(refusal)
+
+
+PYTHON = re.compile(
+    r"\w(Error|Exception)\b|NoneType|<class|has no attribute|subscriptable|argument (of|after)|invalid literal"
+    r"|unhashable|indices must|codec can't|recursion|set_int_max_str_digits|__init__|char \d"
+)
+"""What Python says of its own, which tells a person nothing of a file."""
+
+
+def names_of_errors(tree: ast.Module) -> Iterator[int]:
+    """Lines that put the name of a caught error's class, or its ``repr``, into a text."""
+    for handler in ast.walk(tree):
+        if not isinstance(handler, ast.ExceptHandler) or handler.name is None:
+            continue
+        for node in ast.walk(handler):
+            is_formatted = isinstance(node, ast.FormattedValue)
+            if is_formatted and f"type({handler.name}).__name__" in ast.unparse(node.value):
+                yield node.lineno
+            if is_formatted and ast.unparse(node.value) == handler.name and node.conversion == ord("r"):
+                yield node.lineno
+
+
+def test_no_message_holds_the_name_of_pythons_error():
+    benchmarks = sorted((PACKAGE.parents[1] / "benchmarks").glob("*.py"))
+    assert len(benchmarks) > 10
+    odd = [f"{path.name}:{line}" for path in (*FILES, *benchmarks)
+           for line in names_of_errors(ast.parse(path.read_text(encoding="utf-8")))]  # fmt: skip
+    assert not odd, odd
+    seen = "try: pass\nexcept OSError as e: print(f'{type(e).__name__}')\nexcept KeyError as e: print(f'{e!r}')"
+    assert list(names_of_errors(ast.parse(seen))) == [2, 3]
+
+
+BROKEN = {
+    "empty": (b"", "broken JSON (Expecting value, column 1)"),
+    "cut": (b'{"a":', "broken JSON (Expecting value, column 6)"),
+    "cut in line 2": (b'{"a": 1,\n"b"}', "line 2 column 4)"),
+    "bytes": (b'{"a": "\xff"}', "bytes that are not UTF-8 (from byte 7 on)"),
+    "deep": (b"[" * 100_000, "JSON nested too deeply"),
+    "digits": (b'{"a": ' + b"9" * 5000 + b"}", "JSON with a number of too many digits"),
+    "list": (b"[]", "a list"),
+    "null": (b"null", "null"),
+    "number": (b"3", "a number"),
+    "text": (b'"a"', "a text"),
+    "truth": (b"true", "true or false"),
+}
+"""Content of a file that ought to hold a JSON object, and what is said of it."""
+
+
+def reads_object(path: Path) -> None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refusal(path, unreadable(error), "an object") from None
+    if not isinstance(found, dict):
+        raise Refusal(path, kind_of(found), "an object")
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run, and its encoder as transformers has it."""
+    from latemask.hf import export
+
+    folder = tmp_path_factory.mktemp("models")
+    write_run(folder / "run", small("mlm", positions="absolute"), byte_level())
+    export(folder / "run", folder / "export", kind="masked-lm")
+    (folder / "export" / "SHA256SUMS").unlink()
+    return folder
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_a_broken_file_is_said_in_words(content, models, data, tmp_path):
+    broken, said = BROKEN[content]
+    step = next((models / "run").glob("step-*"))
+    (tmp_path / HEAD).write_bytes(b"")
+    readers: list[tuple[str, Path | None, Callable[[Path], object]]] = [
+        ("a.json", None, reads_object),
+        ("store.json", data, lambda path: open_store(path.parent)),
+        ("run.json", step, lambda path: read_run(path.parent)),
+        ("state.json", step, lambda path: read_state(path.parent)),
+        (FACTS, None, lambda path: read_facts(path.parent)),
+        ("a.json", None, read_squad),
+        *((name, models / "export", lambda path: load_tokenizer_of(path.parent))
+          for name in ("config.json", "tokenizer.json", "tokenizer_config.json")),
+    ]  # fmt: skip
+    for number, (name, whole, read) in enumerate(readers):
+        folder = tmp_path / str(number)
+        folder.mkdir() if whole is None else shutil.copytree(whole, folder)
+        (folder / HEAD).write_bytes(b"")
+        (folder / name).write_bytes(broken)
+        with pytest.raises(Refusal) as refused:
+            read(folder / name)
+        message = str(refused.value)
+        assert name in message or folder.name in message
+        assert not PYTHON.search(message), message
+        assert said in message or read is read_squad or name == "run.json", message
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state" / "state.json").write_bytes(broken)
+    problem = fault(tmp_path / "state")
+    assert problem is not None
+    assert said in problem
+    if said.startswith(("bytes", "broken", "JSON")):
+        (tmp_path / "results").mkdir()
+        (tmp_path / "results" / "a.json").write_bytes(broken)
+        with pytest.raises(Refusal, match=re.escape(said)):
+            read_results(tmp_path / "results")
+
+
+@pytest.mark.parametrize(("field", "value", "said"), [
+    ("hidden_size", "x", "hidden_size = 'x' in config.json"), ("num_hidden_layers", [1], "num_hidden_layers = [1]"),
+    ("num_attention_heads", 0, "config.json"), ("architectures", 3, "config.json"), ("hidden_act", "zzz", "zzz"),
+    ("pad_token_id", "x", "pad_token_id = 'x'"), ("model_type", 3, "model type"),
+])  # fmt: skip
+def test_a_field_that_transformers_stumbles_over_is_said_in_words(field, value, said, models, tmp_path):
+    folder = shutil.copytree(models / "export", tmp_path / "export")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {field: value}))
+    with pytest.raises(Refusal) as refused:
+        load_masked_model(folder)
+    assert said in str(refused.value)
+    assert not PYTHON.search(str(refused.value)), str(refused.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 100])
+def test_broken_tensors_are_said_with_their_file(content, models, tmp_path):
+    folder = shutil.copytree(models / "export", tmp_path / "export")
+    (folder / "model.safetensors").write_bytes(content)
+    with pytest.raises(Refusal, match=r"export/model\.safetensors: found a broken file \("):
+        load_encoder(folder)

@@ -33,7 +33,7 @@ from transformers import (
 
 from latemask.config import Run
 from latemask.errors import Refusal
-from latemask.hf import ExportOptions, FillOptions, exporting, run_export, run_fill, stock, tokenization
+from latemask.hf import ExportOptions, FillOptions, exporting, run_export, run_fill, stock, tokenization, verification
 from latemask.hf.checksums import SUMS
 from latemask.hf.exporting import export
 from latemask.hf.filling import Guess, fill
@@ -414,7 +414,7 @@ def test_export_says_what_it_is_doing_before_it_waits(tmp_path, monkeypatch, cap
         raise Refusal("model", "enough", "no more")
 
     told: list[str] = []
-    monkeypatch.setattr(exporting, "verify", verified)
+    monkeypatch.setattr(verification, "verify", verified)
     write_run(tmp_path / "run", small("mae_lm"), byte_level())
     with pytest.raises(Refusal, match="enough"):
         run_export(ExportOptions(str(tmp_path / "run"), str(tmp_path / "out")))

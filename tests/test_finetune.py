@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -22,17 +23,18 @@ from latemask.downstream.evaluation import evaluate
 from latemask.downstream.examples import Examples
 from latemask.downstream.finetune import EVALUATION_TOKENS, Bench, Model, predict, result_of
 from latemask.downstream.grid import points_of
-from latemask.downstream.heads import NO_LABEL, FineTuned, losses
+from latemask.downstream.heads import FineTuned, losses
 from latemask.downstream.inputs import Frame, Inputs, longest_first
 from latemask.downstream.options import EvaluateOptions, FinetuneOptions
 from latemask.downstream.problem import TextProblem, cosines
 from latemask.downstream.runner import STOPPED, finetune, output_folder, run_finetune
 from latemask.downstream.saving import load_finetuned
 from latemask.downstream.settings import Settings
-from latemask.downstream.tasks import own_task
+from latemask.downstream.tasks import NO_LABEL, own_task
 from latemask.errors import Refusal
 from latemask.model.encoder import Encoder
 from latemask.recipes import recipe
+from latemask.training import checkpoint
 from latemask.training.loop import PREEMPTED
 from latemask.writing import write_json
 from trained import byte_level, write_run
@@ -597,6 +599,26 @@ def test_two_processes_share_a_queue(folders, tmp_path):
     [row] = finetune(options_of(folder, tmp_path, parallel=2, seeds=4, epochs=1))
     assert row["runs"] == len(list(tmp_path.glob("own-*.json"))) == 4
     assert not list(tmp_path.glob("*.claim*"))
+
+
+def test_what_every_process_meets_is_said_once(folders, tmp_path, capfd):
+    folder, step = folders
+    shutil.copytree(step.parent, tmp_path / "run")
+    shutil.copytree(step, tmp_path / "run" / "step-0000009")
+    (tmp_path / "run" / "step-0000009" / checkpoint.RUN).write_text("{}")
+    (tmp_path / "train.jsonl").write_text((folder / "train.jsonl").read_text() + "{}\n" + "never seen\n")
+    (tmp_path / "dev.jsonl").write_text((folder / "dev.jsonl").read_text())
+    options = options_of(tmp_path, tmp_path / "out", model=str(tmp_path / "run"), parallel=2, seeds=4, epochs=1,
+                         save=True, sequence_tokens=10)  # fmt: skip
+    finetune(options)
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: ")]
+    words = ("passed over step-0000009", "every row is in the training data", "2 of 66 rows left out", "own train: ",
+             "own dev: ")  # fmt: skip
+    assert [[word for word in words if word in line] for line in said] == [[word] for word in words], said
+    assert len(list((tmp_path / "out").glob("*.model"))) == 4
+    with pytest.raises(Refusal, match="2 of 2 processes"):
+        finetune(dataclasses.replace(options, label="mood"))
+    assert capfd.readouterr().err.count("no 'mood'") == 1
 
 
 def test_points_that_are_trained_together_are_those_of_one_after_the_other(folders, tmp_path):

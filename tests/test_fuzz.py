@@ -204,7 +204,7 @@ def an_export(folder: Path) -> None:
     run = replace(recipe("mlm_tiny"), {f"shape.{name}": value for name, value in shape.items()})
     write_run(folder / "run", run, byte_level())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("latemask.hf.exporting.verify", lambda *_, **__: fake_verified())
+        patch.setattr("latemask.hf.verification.verify", lambda *_, **__: fake_verified())
         export(folder / "run", folder / "hf")
     shutil.rmtree(folder / "run")
 

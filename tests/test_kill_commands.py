@@ -30,7 +30,8 @@ import torch
 from latemask.config import replace
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.runner import finetune
-from latemask.downstream.saving import FACTS, load_finetuned
+from latemask.downstream.saved import FACTS
+from latemask.downstream.saving import load_finetuned
 from latemask.errors import Refusal
 from latemask.hf import fresh, verification
 from latemask.hf.checksums import SUMS

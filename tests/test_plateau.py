@@ -235,6 +235,7 @@ def test_a_run_that_is_to_stop_there_does_and_goes_on_when_it_is_resumed(skewed:
 def test_the_exit_status_says_why_a_run_ended(reason, status, says, tmp_path, monkeypatch, capsys) -> None:
     outcome = loop.Outcome(tmp_path / "run" / "step-4", reason, 7.0)
     monkeypatch.setattr(loop, "pretrain", lambda *_, **__: outcome)
+    monkeypatch.setattr("latemask.cli.pretrain.refuse_early", lambda *given: None)
     assert run_pretrain(["mlm_tiny", "--data", str(tmp_path), "--out", str(tmp_path / "run")]) == status
     assert says in "".join(capsys.readouterr()).replace("\n", " ")
 

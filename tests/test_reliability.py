@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from latemask.__main__ import dispatch
-from latemask.downstream.heads import NO_LABEL, losses
+from latemask.downstream.heads import losses
+from latemask.downstream.tasks import NO_LABEL
 from latemask.errors import Refusal
 from latemask.training.loop import pretrain
 from training_support import lines_of, tiny_run, write_store

@@ -221,6 +221,28 @@ def test_learns_to_answer_and_to_be_silent(tmp_path):
     assert result["subset"]["train"] == "48 of 130,319"
 
 
+@pytest.mark.parametrize(("most", "cut"), [(64, 0), (8, 24), (3, 48)])
+def test_questions_that_are_cut_are_said_once_with_the_length_that_held(most, cut, tmp_path, capsys):
+    asked = ("who saw the bird then", "who saw it") * 24  # with a letter before them 9 and 8 tokens
+    for name, number in (("train", 48), ("dev", 2)):
+        entries = [entry(f"{name}{place}", f"{name[0]} {text}", f"{name} the cat saw", "cat")
+                   for place, text in enumerate(asked[:number])]  # fmt: skip
+        write_squad(tmp_path / f"{name}.json", [(f"{name} the cat saw", entries)])
+    write_run(tmp_path / "runs" / "x", replace(recipe("mlm_tiny"), TINY), byte_level())
+    options = FinetuneOptions(
+        str(tmp_path / "runs" / "x"), ("squad2",), str(tmp_path), train="train.json", dev="dev.json", epochs=1,
+        batch_rows=16, sequence_tokens=48, stride_tokens=2, query_tokens=most, seeds=2,
+    )  # fmt: skip
+    finetune(options)
+    assert [line for line in capsys.readouterr().err.splitlines() if "were cut" in line] == [
+        f"warning: squad2 {split}: {number} of {of} questions are longer than {most} tokens and were cut"
+        for split, number, of in (("train", cut, 48), ("dev", cut // 24, 2))
+        if number
+    ]
+    results = (json.loads(path.read_text()) for path in (tmp_path / "runs" / "x" / "downstream").glob("squad2-*.json"))
+    assert [result["data"]["train"]["cut"] for result in results] == [cut, cut]
+
+
 def test_the_command_writes_predictions(tmp_path):
     animals(tmp_path, "train", 0)
     animals(tmp_path, "dev", 1)

@@ -306,7 +306,7 @@ def test_no_values_are_lost_where_sweeps_begin_at_once(tmp_path):
 @pytest.mark.parametrize("held", ["[]", '{"recipe": "x", "vary": 3}', '{"recipe": "x", "vary": {"a": 3}}'])
 def test_a_sweep_s_file_made_by_hand_is_refused_by_name(held, tmp_path):
     (tmp_path / "sweep.json").write_text(held)
-    with pytest.raises(Refusal, match=r"sweep\.json: found an unreadable file"):
+    with pytest.raises(Refusal, match=r"sweep\.json: found a field that is of another kind"):
         command._note_down(tmp_path, "x", {"a": [1]})
 
 

@@ -158,6 +158,16 @@ def entries_of(size: Size, options: BenchOptions, compiles: bool, has_float8: bo
     return [entry for entry in entries if not options.only or entry.name in options.only]
 
 
+def _refuse_unknown(options: BenchOptions) -> None:
+    """Raise ``Refusal`` for an entry that no machine has, before torch says which kind this is."""
+    sizes: tuple[Size, ...] = ("base", "tiny") if options.size == "auto" else (options.size,)
+    everything = dataclasses.replace(options, only=())
+    known = dict.fromkeys(entry.name for size in sizes for compiles in (False, True)
+                          for entry in entries_of(size, everything, compiles, has_float8=True))  # fmt: skip
+    if unknown := set(options.only) - known.keys():
+        raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {'; '.join(known)}")
+
+
 def goals_of(size: Size, timed: dict[str, Timed]) -> list[Goal]:
     """The goals of a size beside what was found; None where an entry did not run."""
 
@@ -200,13 +210,14 @@ def goals_of(size: Size, timed: dict[str, Timed]) -> list[Goal]:
 def run_bench(options: BenchOptions) -> None:
     """Print the tables of ``latemask bench``. Raises ``Refusal`` for unknown entries, before anything runs for an
     ``out`` that can be no file, and where no entry fits the device."""
+    if options.out is not None:
+        check_file(Path(options.out))
+    _refuse_unknown(options)
     import torch
 
     from latemask.training.float8 import is_possible
     from latemask.training.micro import is_out_of_memory
 
-    if options.out is not None:
-        check_file(Path(options.out))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
     size: Size = options.size if options.size != "auto" else "base" if on_gpu else "tiny"

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-from latemask.errors import Refusal
+from latemask.errors import Refusal, unreadable
 from latemask.fields import Spelled, Typed, require, typed
 from latemask.joins import Join, Plan, count, early, fraction
 from latemask.rates import MOST_RATES, RateStep
@@ -324,8 +324,14 @@ class Run(Typed):
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise Refusal(f"{where}:{getattr(error, 'lineno', 1)}", str(error), "JSON") from None
+            raise Refusal(f"{where}:{getattr(error, 'lineno', 1)}", unreadable(error), "JSON") from None
         return typed(cls, data, where)
+
+
+def refuse_rewriting(run: Run) -> None:
+    """Raise ``Refusal`` for a run whose decoder rewrites whole rows: it has no distribution for one masked token."""
+    if run.rewrites:
+        raise Refusal("model", f"{run.recipe}, whose decoder rewrites the row", "a model that fills masks")
 
 
 def replace(run: Run, changes: dict[str, Any]) -> Run:

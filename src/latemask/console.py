@@ -23,9 +23,20 @@ def say(text: str = "") -> None:
     print(text, flush=True)
 
 
+_hearer: Callable[[str], None] | None = None
+
+
+def hand_warnings_to(hearer: Callable[[str], None]) -> None:
+    """From now on this process tells ``hearer`` what it warns of: of several that meet the same, one is to say it."""
+    global _hearer
+    _hearer = hearer
+
+
 def warn(text: str) -> None:
     """One line that a person should read although the work goes on; above a bar that moves."""
-    if sys.stderr.isatty():
+    if _hearer is not None:
+        _hearer(text)
+    elif sys.stderr.isatty():
         from rich.console import Console
         from rich.text import Text
 

@@ -236,8 +236,8 @@ def compare(runs: dict[str, Run], store: TokenStore, out: Path) -> tuple[dict[st
     from latemask.report import plots
     from latemask.report.tables import Drawing, Table
     from latemask.study.cost import cost
-    from latemask.study.passes import Sample
     from latemask.study.rank_study import rank_study
+    from latemask.study.sample import Sample
     from latemask.text.store import open_store
     from latemask.training import journal
 

@@ -49,7 +49,7 @@ def typed(hint: Any, value: Any, where: str) -> Any:
         if issubclass(hint, Spelled):
             require(isinstance(value, str), where, value, f"a text such as {hint.example!r}")
             return hint.parse(value)
-        require(isinstance(value, dict), where, value, f"the fields of {hint.__name__}")
+        require(isinstance(value, dict), where, value, f"an object with the fields {', '.join(_hints(hint))}")
         hints = _hints(hint)
         prefix = f"{where}: " if where.endswith(".json") else f"{where}."
         for name in sorted(value.keys() - hints.keys()):

@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from multiprocessing.process import BaseProcess
 
+PREEMPTED = 75
+"""Exit status of a command that is not through and goes on where it is given again: after SIGTERM the run was saved."""
 TOLD_AGAIN_SECONDS = 5.0
 
 

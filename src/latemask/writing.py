@@ -96,6 +96,13 @@ def check_file(out: Path, flag: str = "--out") -> None:
         raise Refusal(flag, f"{above}, which cannot be written ({error.strerror})", "a folder to write into") from error
 
 
+def check_folder(out: Path) -> None:
+    """Raise ``Refusal`` where no folder can be at ``out``: a file is there, or above it."""
+    there = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.lexists(path))
+    if not there.is_dir():
+        raise Refusal(out, "a file" if there == out.absolute() else f"{there}, a file", "a folder to write into")
+
+
 def check_free(out: Path, overwrite: bool, mark: str, line: str = "") -> None:
     """Remove what a killed process left aside, and raise ``Refusal`` where ``out`` may not be written: another process
     is at it, or something is there, and it is not a folder that ``overwrite`` gives up: one with the file ``mark``, in

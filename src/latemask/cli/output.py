@@ -5,24 +5,24 @@ from __future__ import annotations
 from pathlib import Path
 
 from latemask.errors import Refusal
-from latemask.hf.loading import Source
+from latemask.hf.source import Source
 from latemask.report.owners import FINETUNED
 from latemask.training import checkpoint
 from latemask.writing import check_file
 
 
-def output(model: str, out: str | None, kind: str) -> Path:
+def output(source: Source, out: str | None, kind: str) -> Path:
     """Where a study's JSON goes: ``out``, or ``<kind>.json`` in the run's folder (``<kind>-step-<n>.json`` where a step
     was asked for). Raises ``Refusal`` where that can be no file, or nothing is given and the model is no run; of a
     model fine-tuned from one it says where the report would find the file."""
     if out is not None:
         check_file(Path(out))
         return Path(out)
-    step = Source.of(model).step
-    if step is None:
-        raise Refusal("--out", f"nothing for {model}, which is no run", "a file name", _advice(Path(model), kind))
-    asked_for_step = checkpoint.step_number(Path(model)) is not None
-    return step.parent / (f"{kind}-{step.name}.json" if asked_for_step else f"{kind}.json")
+    if source.step is None:
+        found = f"nothing for {source.name}, which is no run"
+        raise Refusal("--out", found, "a file name", _advice(Path(source.name), kind))
+    asked_for_step = checkpoint.step_number(Path(source.name)) is not None
+    return source.step.parent / (f"{kind}-{source.step.name}.json" if asked_for_step else f"{kind}.json")
 
 
 def _advice(model: Path, kind: str) -> str:

@@ -13,6 +13,8 @@ from latemask.cli.options import parse_recipe, parse_run
 from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run
 from latemask.errors import Refusal
+from latemask.training.beginning import refuse_early
+from latemask.workers import PREEMPTED
 
 
 @dataclass(frozen=True)
@@ -37,22 +39,24 @@ class PretrainOptions:
 
 
 def run_pretrain(arguments: Sequence[str]) -> int:
-    """Pretrain; the exit status: 0, ``latemask.training.loop.PREEMPTED`` after SIGTERM (saved, to be resumed), 1 where
-    it stopped on the plateau of word frequencies."""
+    """Pretrain; the exit status: 0, ``PREEMPTED`` after SIGTERM (saved, to be resumed), 1 where it stopped on the
+    plateau of word frequencies."""
     exit_on_sigterm()
     options, run = read(arguments)
-    from latemask.training import loop
-
     out = options.resume or options.out
     assert out is not None
     resume = "always" if options.resume else "if-present" if options.resume_if_present else "never"
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        refuse_early(run, options.data, out, resume, options.overwrite)
+    from latemask.training import loop
+
     outcome = loop.pretrain(run, options.data, out, resume=resume, overwrite=options.overwrite,
                             trackers=options.tracker)  # fmt: skip
     leads = os.environ.get("RANK", "0") == "0"
     if outcome.reason == "signal":
         if leads:
             console.say(f"Saved {outcome.step}. Go on with: latemask pretrain --resume {out}")
-        return loop.PREEMPTED
+        return PREEMPTED
     if outcome.reason == "plateau":
         if leads:
             console.say(f"Stopped at {outcome.step}, as --training.stops-on-plateau says. Go on all the same with: "

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from latemask.cli.output import output
 from latemask.console import say
-from latemask.report import plots
-from latemask.study.passes import Sample
-from latemask.study.rank_study import rank_study, show
+from latemask.study.sample import Sample, check_tau
 from latemask.writing import write_json
 
 
@@ -26,7 +24,12 @@ class RankOptions(Sample):
 
 def run_rank(options: RankOptions) -> None:
     """Raises ``Refusal`` for a model or data that cannot be read, or where the result's place is not given."""
-    out = output(options.model, options.out, "rank")
+    check_tau(options.tau)
+    options.check()
+    out = output(options.source, options.out, "rank")
+    from latemask.report import plots
+    from latemask.study.rank_study import rank_study, show
+
     study = rank_study(options, options.tau)
     write_json(out, study)
     show(study)

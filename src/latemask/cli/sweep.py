@@ -25,10 +25,11 @@ from latemask import console
 from latemask.cli.options import FROM_DATA, parse_recipe
 from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run, replace
-from latemask.errors import Refusal
+from latemask.errors import Refusal, unreadable
 from latemask.fields import Spelled, typed
 from latemask.recipes import of_the_size, recipe
-from latemask.writing import alone_at, make_folder, write_json, write_whole
+from latemask.workers import PREEMPTED
+from latemask.writing import alone_at, check_folder, make_folder, write_json, write_whole
 
 MOST_RUNS = 1000
 MOST_NAMED = 3
@@ -79,7 +80,6 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
     """
     from latemask.downstream.claims import claimed, is_done, who_is_at
     from latemask.text.store import open_store
-    from latemask.training.loop import PREEMPTED
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise Refusal("sweep", "several processes for one run (torchrun)", "one process for each card",
@@ -89,6 +89,7 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
     values = read_vary(fitted, vary)
     found = points(fitted, values)
     text = [store.tokenizer_fingerprint, len(store.train.tokens), len(store.valid.tokens)]
+    check_folder(out)
     _check(out, found, text)
     _note_down(out, run.recipe, values)
     console.say(f"{len(found)} runs of {run.recipe} in {out}")
@@ -223,7 +224,7 @@ def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
                 held = json.loads(file.read_text(encoding="utf-8"))
                 done, on = held["run"], held["data"]
             except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-                raise Refusal(file, f"an unreadable file ({type(error).__name__})", "a sweep's result") from None
+                raise Refusal(file, unreadable(error), "a sweep's result") from None
             if on != text:
                 raise Refusal(folder, "a run on other data", "the data of the sweep", "Take another --out")
             run = typed(Run, done, str(file))
@@ -248,7 +249,7 @@ def _note_down(out: Path, name: str, values: dict[str, list[Any]]) -> None:
                 recipe_before = held["recipe"]
                 before = {field: list(listed) for field, listed in dict(held["vary"]).items()}
             except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
-                raise Refusal(out / SWEEP, f"an unreadable file ({type(error).__name__})", "a sweep's own") from None
+                raise Refusal(out / SWEEP, unreadable(error), "a sweep's own") from None
             if recipe_before != name or list(before) != list(texts):
                 found = f"a sweep of {recipe_before} over {', '.join(before)}"
                 raise Refusal(out, found, f"one of {name} over {', '.join(texts)}", "Take another --out")

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 from latemask.cli.output import output
 from latemask.console import say
-from latemask.report import plots
-from latemask.study.passes import Sample
-from latemask.study.theory import show, theory
+from latemask.study.sample import Sample, check_tau
 from latemask.writing import write_json
 
 
@@ -25,7 +23,12 @@ class TheoryOptions(Sample):
 
 def run_theory(options: TheoryOptions) -> None:
     """Raises ``Refusal`` for a model or data that cannot be read, or where the result's place is not given."""
-    out = output(options.model, options.out, "theory")
+    check_tau(options.tau)
+    options.check()
+    out = output(options.source, options.out, "theory")
+    from latemask.report import plots
+    from latemask.study.theory import show, theory
+
     study = theory(options, options.tau)
     write_json(out, study)
     show(study)

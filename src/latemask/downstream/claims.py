@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
-from latemask.errors import Refusal
+from latemask.errors import Refusal, unreadable
 from latemask.writing import make_folder
 
 TOUCH_EVERY_SECONDS = 20.0
@@ -40,7 +40,7 @@ def read_results(folder: Path, kind: str = "finetune", needed: Collection[str] =
         try:
             value = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise Refusal(path, f"an unreadable file ({type(error).__name__})", "a result in JSON", ANEW) from None
+            raise Refusal(path, unreadable(error), "a result in JSON", ANEW) from None
         if isinstance(value, dict) and value.get("kind") == kind:
             if missing := [name for name in needed if name not in value]:
                 raise Refusal(path, f"no {missing[0]}", "this field", ANEW)

@@ -12,11 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latemask import console
+from latemask.config import refuse_rewriting
 from latemask.downstream.options import EvaluateOptions, refuse_unread
 from latemask.downstream.runner import output_folder
 from latemask.downstream.tasks import GLUE, Task, own_task
 from latemask.errors import Refusal
 from latemask.hf.places import refuse_no_place
+from latemask.hf.source import Source
+from latemask.text.files import find
+from latemask.text.store import SUMMARY
+from latemask.training import checkpoint
 from latemask.writing import check_file, write_json
 
 if TYPE_CHECKING:
@@ -40,11 +45,8 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Evaluate, print, write the JSON, and return what it holds. Raises ``Refusal`` for unusable models or data
     and, before anything is run, for counts below 1 and an ``out`` that is a folder or lies in a file."""
     _check(options)
-    from latemask.training.distributed import pick_device
-
-    device = pick_device()
     suites = {"blimp": _blimp, "masked-loss": _masked_loss, "similarity": _similarity, "finetuned": _finetuned}
-    found = suites[options.suite](options, device)
+    found = suites[options.suite](options)
     from latemask.downstream.finetune import card_name, versions
 
     result = {
@@ -54,7 +56,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         **found,
         "options": {name: list(value) if isinstance(value, tuple) else value
                     for name, value in dataclasses.asdict(options).items()},
-        "card": card_name(device),
+        "card": card_name(_device()),
         "versions": versions(),
     }  # fmt: skip
     out = Path(options.out) if options.out else output_folder("", options.model) / f"{_file_name(options, found)}.json"
@@ -69,6 +71,8 @@ def _check(options: EvaluateOptions) -> None:
         if count is not None and count < 1:
             raise Refusal(f"--{name.replace('_', '-')}", str(count), "at least 1")
     refuse_unread(options)
+    if not 0 < options.rate < 1:
+        raise Refusal("--rate", repr(options.rate), "more than 0 and less than 1")
     if options.out:
         check_file(Path(options.out))
     refuse_no_place(options.model)
@@ -95,15 +99,20 @@ def _question(options: EvaluateOptions, is_run: bool) -> str:
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _facts(model: str) -> tuple[Any, dict[str, Any]]:
-    from latemask.hf.loading import Source
-    from latemask.training import checkpoint
-
+def _facts(model: str, fills_masks: bool = False) -> tuple[Source, dict[str, Any]]:
     source = Source.of(model)
+    if fills_masks and (run := source.run) is not None:
+        refuse_rewriting(run)
     facts: dict[str, Any] = {"folder": model}
     if source.step is not None:
         facts |= checkpoint.origin(source.step)
     return source, facts
+
+
+def _device() -> torch.device:
+    from latemask.training.distributed import pick_device
+
+    return pick_device()
 
 
 def _precision(options: EvaluateOptions, device: torch.device) -> Callable[[], AbstractContextManager[None]] | None:
@@ -116,15 +125,17 @@ def _precision(options: EvaluateOptions, device: torch.device) -> Callable[[], A
     return lambda: autocast(device, Settings(precision="bf16"))
 
 
-def _blimp(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
+def _blimp(options: EvaluateOptions) -> dict[str, Any]:
     from latemask.downstream.blimp import accuracies, read_pairs, sentence_rows
     from latemask.downstream.inputs import Inputs
-    from latemask.downstream.likelihood import pseudo_log_likelihoods
 
     pairs, refused, fingerprint = read_pairs(Path(options.data), options.good, options.bad, options.first)
     for path, count in refused.items():
         console.warn(f"{path}: {count:,} rows left out: no two sentences")
-    source, facts = _facts(options.model)
+    source, facts = _facts(options.model, fills_masks=True)
+    from latemask.downstream.likelihood import pseudo_log_likelihoods
+
+    device = _device()
     model, tokenizer = source.masked_model().to(device), source.tokenizer()
     places: dict[str, str] = {}
     for pair in pairs:
@@ -168,15 +179,26 @@ def _batch_tokens(options: EvaluateOptions, device: torch.device) -> int:
     return min(MOST_BATCH_TOKENS, max(1, free // BYTES_A_TOKEN))
 
 
-def _masked_loss(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
-    from latemask.downstream.masked_loss import held_out, masked_loss
+def _masked_loss(options: EvaluateOptions) -> dict[str, Any]:
+    from latemask.downstream.held_out import held_out
 
-    source, facts = _facts(options.model)
-    model, tokenizer = source.masked_model().to(device), source.tokenizer()
-    row_tokens = options.row_tokens or min(model.shape.row_tokens, 512)
-    if row_tokens > model.shape.row_tokens:
-        raise Refusal("--row-tokens", str(row_tokens), f"at most {model.shape.row_tokens}, the model's")
+    if not (Path(options.data) / SUMMARY).is_file():
+        find([options.data])
+    source, facts = _facts(options.model, fills_masks=True)
+    if (run := source.run) is not None:
+        model, most = None, run.shape.row_tokens
+    else:  # what another's model takes is known once it is loaded
+        model = source.masked_model()
+        most = model.shape.row_tokens
+    row_tokens = options.row_tokens or min(most, 512)
+    if row_tokens > most:
+        raise Refusal("--row-tokens", str(row_tokens), f"at most {most}, the model's")
+    tokenizer = source.tokenizer()
     stream, names = held_out(Path(options.data), tokenizer, options.rows * (row_tokens - 1))
+    from latemask.downstream.masked_loss import masked_loss
+
+    device = _device()
+    model = (model or source.masked_model()).to(device)
     with console.progress("rows", options.rows, "rows") as advance:
         found = masked_loss(
             model, stream, tokenizer, row_tokens=row_tokens, rate=options.rate, rows=options.rows,
@@ -188,12 +210,11 @@ def _masked_loss(options: EvaluateOptions, device: torch.device) -> dict[str, An
     return {"model": facts, "score": found["loss"], "tokenizer": tokenizer.fingerprint[:16], **found}
 
 
-def _similarity(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
+def _similarity(options: EvaluateOptions) -> dict[str, Any]:
     from latemask.downstream.examples import numbered
     from latemask.downstream.glue import read_development
     from latemask.downstream.metrics import pearson, spearman
     from latemask.downstream.problem import cautions, cosines
-    from latemask.hf.vectors import encode
 
     if options.task == "own":
         task: Task = own_task("similarity", options.texts, options.label, "", options.dev)
@@ -206,14 +227,17 @@ def _similarity(options: EvaluateOptions, device: torch.device) -> dict[str, Any
     for line in cautions(task, {"dev": held.summary()}):
         console.warn(line)
     first, second = zip(*held.texts, strict=True)
-    vectors = encode([*first, *second], options.model, device=device).numpy()
+    facts = _facts(options.model)[1]
+    from latemask.hf.vectors import encode
+
+    vectors = encode([*first, *second], options.model, device=_device()).numpy()
     found = cosines(vectors[: len(held)], vectors[len(held) :])
     scores = {"spearman": spearman(found, held.labels), "pearson": pearson(found, held.labels)}
     console.say(f"{options.model}: Spearman {scores['spearman']:.4f}, Pearson {scores['pearson']:.4f} of {len(held):,} "
                 "cosines of mean-pooled vectors")  # fmt: skip
     subset = task.subset({"dev": len(held)})
     _say_subset(subset)
-    return {"model": _facts(options.model)[1], "score": scores["spearman"], "scores": {"dev": scores},
+    return {"model": facts, "score": scores["spearman"], "scores": {"dev": scores},
             "subset": subset, "data": held.summary()}  # fmt: skip
 
 
@@ -236,19 +260,23 @@ def _of_result(facts: dict[str, Any], name: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _finetuned(options: EvaluateOptions, device: torch.device) -> dict[str, Any]:
+def _finetuned(options: EvaluateOptions) -> dict[str, Any]:
     from latemask.downstream.examples import numbered
-    from latemask.downstream.finetune import predict
     from latemask.downstream.glue import read_development
     from latemask.downstream.problem import TextProblem, cautions, evaluated
-    from latemask.downstream.saving import load_finetuned, task_of
+    from latemask.downstream.saved import read_facts, task_of
     from latemask.downstream.settings import Settings
 
-    net, model, facts = load_finetuned(options.model)
+    facts = read_facts(options.model)
     task = task_of(facts)
     if task.kind == "span":
         raise Refusal(options.model, "a model for answers", "one for classes, numbers or words")
     task, examples = numbered(task, read_development(task, options.data, options.dev))
+    from latemask.downstream.finetune import predict
+    from latemask.downstream.saving import load_finetuned
+
+    device = _device()
+    net, model, facts = load_finetuned(options.model)
     settings = Settings(precision=options.precision, sequence_tokens=_length(facts) or Settings().sequence_tokens)
     problem = TextProblem(task, examples, model.inputs(settings), settings, (facts["centre"], facts["spread"]))
     for line in cautions(task, problem.facts["data"]):

@@ -17,7 +17,7 @@ from typing import Any
 
 from latemask.downstream.rows import Table
 from latemask.downstream.tasks import Task
-from latemask.errors import Refusal
+from latemask.errors import Refusal, kind_of
 
 
 @dataclass
@@ -152,7 +152,7 @@ def _read(task: Task, texts: Sequence[Any], label: Any, number_of: dict[str, int
         return (words,), [_number(name, number_of) for name in names]
     for name, text in zip(task.texts, texts, strict=True):
         if not isinstance(text, str):
-            raise ValueError(f"{type(text).__name__} in column {name!r}, not text")
+            raise ValueError(f"{kind_of(text)} in column {name!r}, not a text")
     if isinstance(label, str) and not label.strip():
         raise ValueError("no label")
     if task.kind == "classification":

@@ -25,7 +25,8 @@ from latemask.downstream.problem import Evaluation, Problem, evaluated, score_of
 from latemask.downstream.settings import Settings
 from latemask.downstream.stepper import Labels, Stepper, autocast
 from latemask.errors import Refusal
-from latemask.hf.loading import Source, TransformersEncoder
+from latemask.hf.loading import TransformersEncoder
+from latemask.hf.source import Source
 from latemask.text.tokenizer import Tokenizer
 from latemask.training import checkpoint
 
@@ -45,6 +46,8 @@ class Model:
     tokenizer: Tokenizer
     facts: dict[str, Any]
     """What a result says of it: folder, run and step where it is a run's, and the fingerprint of its weights."""
+    step: Path | None = None
+    """The step folder, where it is a run's."""
 
     @property
     def row_tokens(self) -> int:
@@ -53,7 +56,10 @@ class Model:
     @classmethod
     def load(cls, folder: str | Path) -> Model:
         """From whatever ``latemask.load_encoder`` takes: every weight has to find its place, or it is a ``Refusal``."""
-        source = Source.of(folder)
+        return cls.from_source(Source.of(folder))
+
+    @classmethod
+    def from_source(cls, source: Source) -> Model:
         return cls.of(source.encoder(), source.tokenizer(), source.name, source.step)
 
     @classmethod
@@ -62,7 +68,7 @@ class Model:
                                  "tokenizer": tokenizer.fingerprint[:16]}  # fmt: skip
         if step is not None:
             facts |= checkpoint.origin(step)
-        return cls(folder, encoder, tokenizer, facts)
+        return cls(folder, encoder, tokenizer, facts, step)
 
     def inputs(self, settings: Settings) -> Inputs:
         return Inputs(self.tokenizer, min(settings.sequence_tokens, self.row_tokens))

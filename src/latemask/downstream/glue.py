@@ -78,7 +78,7 @@ def _from_hub(task: Task, name: str) -> tuple[Task, dict[str, Table]]:
     except (OSError, ValueError, FileNotFoundError) as error:
         raise Refusal(
             f"--data {given}",
-            f"{type(error).__name__}: {str(error)[:200]}",
+            " ".join(str(error).split())[:200],
             "a data set the hub has",
             "Without a network: files of your own, or a folder that holds the data set",
         ) from None

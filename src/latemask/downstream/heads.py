@@ -13,11 +13,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from latemask.downstream.tasks import Kind
+from latemask.downstream.tasks import NO_LABEL, Kind
 
 INITIAL_DEVIATION = 0.02
-NO_LABEL = -100
-"""Token label that does not count."""
 
 
 class RowHead(nn.Module):

@@ -67,7 +67,7 @@ class Inputs:
         self.tokenizer, self.most_tokens = tokenizer, most_tokens
         self.frame = Frame.of(tokenizer)
         self.cut = 0
-        """Rows cut so far because they were too long."""
+        """Texts cut so far because they were too long (of a pair one or both; of SQuAD's questions alone)."""
 
     def rows(self, texts: Sequence[tuple[str, ...]]) -> list[np.ndarray]:
         """One row of ids [tokens] int32 for each text or pair."""

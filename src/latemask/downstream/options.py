@@ -58,7 +58,7 @@ class FinetuneOptions:
     stride_tokens: int = 128
     """SQuAD: tokens the window moves on; less than its room for the paragraph."""
     query_tokens: int = 64
-    """SQuAD: longest question."""
+    """SQuAD: longest question; of longer ones the rest is cut, which is said."""
     answer_tokens: int = 30
     """SQuAD: longest predicted answer."""
     null_threshold: float = 0.0

@@ -14,11 +14,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from latemask.downstream.examples import Examples
-from latemask.downstream.heads import NO_LABEL
 from latemask.downstream.inputs import Inputs
 from latemask.downstream.metrics import METRICS, span_f1
 from latemask.downstream.settings import Settings
-from latemask.downstream.tasks import Task
+from latemask.downstream.tasks import NO_LABEL, Task
 from latemask.errors import Refusal
 
 Predict = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
@@ -41,7 +40,7 @@ class Evaluation:
 
 def cautions(task: Task, data: dict[str, dict[str, Any]]) -> list[str]:
     """A line for each split (``Problem.facts["data"]``) whose file has rows that were refused, with the first, for one
-    that training has seen all of, and for one with texts that were cut."""
+    that training has seen all of, and for one with texts (of SQuAD: questions) that were cut."""
     seen = [
         f"{held['source']}: every row is in the training data too, so that its scores say nothing of other text"
         for held in data.values()
@@ -52,7 +51,8 @@ def cautions(task: Task, data: dict[str, dict[str, Any]]) -> list[str]:
         for held in data.values()
         if held["refused"]
     ]
-    texts = "pairs" if len(task.texts) == 2 and task.kind != "similarity" else "texts"
+    pairs = "questions" if task.kind == "span" else "pairs"
+    texts = pairs if len(task.texts) == 2 and task.kind != "similarity" else "texts"
     cut = [
         f"{task.name} {split}: {held['cut']:,} of {held['inputs']:,} {texts} are longer than {held['most_tokens']:,} "
         "tokens and were cut"

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from latemask.errors import Refusal
+from latemask.errors import Refusal, kind_of, unreadable
 from latemask.text.corpus import SURROGATE
 
 
@@ -149,9 +149,9 @@ def _json_lines(raw: bytes) -> Iterator[Row]:
         try:
             row = json.loads(text)
         except (ValueError, RecursionError) as error:  # ValueError: a number of too many digits, too
-            yield line, f"not JSON ({error})" if text.strip() else "an empty line"
+            yield line, unreadable(error) if text.strip() else "an empty line"
             continue
-        yield line, row if isinstance(row, dict) else f"a {type(row).__name__}, not an object"
+        yield line, row if isinstance(row, dict) else f"{kind_of(row)}, not an object"
 
 
 def _comma_separated(raw: bytes, path: Path) -> Iterator[Row]:

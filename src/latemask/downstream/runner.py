@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import multiprocessing
+import math
+import multiprocessing.connection
 import os
 import signal
 from collections.abc import Iterator
@@ -21,8 +22,9 @@ from latemask.downstream.options import FinetuneOptions, refuse_unread
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
 from latemask.errors import Refusal
 from latemask.hf.places import refuse_no_place
+from latemask.hf.source import Source
 from latemask.workers import deaf_to_interrupts, end, end_with_parent, exit_when_told
-from latemask.writing import write_json
+from latemask.writing import check_folder, write_json
 
 SUMMARY = "summary.json"
 STOPPED = 128 + signal.SIGTERM
@@ -56,12 +58,16 @@ def _finetuned(options: FinetuneOptions) -> tuple[list[dict[str, Any]], list[str
     tasks = tasks_of(options)
     refuse_unread(options)
     base_settings(options)
+    if not math.isfinite(options.null_threshold):
+        raise Refusal("--null-threshold", str(options.null_threshold), "a finite number")
     refuse_no_place(options.model)
     for task in tasks:
         if task.kind == "span" or not options.data.startswith(HUB):
             paths_of(task, Path(options.data))
-    out = output_folder(options.out, options.model)
-    names = _work(options, out, 0) if options.parallel == 1 else _work_in_processes(options, out)
+    source, out = Source.of(options.model), output_folder(options.out, options.model)
+    check_folder(out)
+    work = _work if options.parallel == 1 else _work_in_processes
+    names = work(options, source, out)
     unfinished = {name: who_is_at(out, name) for name in names if not is_done(out, name)}
     for flag, is_asked, ending in (("--save", options.save, "model"), ("--predictions", options.predictions, "files")):
         lacking = [
@@ -136,20 +142,25 @@ def output_folder(out: str, model: str) -> Path:
     return Path("runs") / path.resolve().name / "downstream"
 
 
-def _work_in_processes(options: FinetuneOptions, out: Path) -> list[str]:
+def _work_in_processes(options: FinetuneOptions, source: Source, out: Path) -> list[str]:
+    """``_work`` in several processes. Each warns of the same model and data: that is said once."""
     context = multiprocessing.get_context("spawn")
-    workers, names = [], set()
+    workers, names, said = [], set(), set()
     try:
         with deaf_to_interrupts():
             for place in range(options.parallel):
                 reader, writer = context.Pipe(duplex=False)
-                worker = context.Process(target=_worker, args=(options, out, place, writer))
+                worker = context.Process(target=_worker, args=(options, source, out, place, writer))
                 worker.start()
                 writer.close()
                 workers.append((worker, reader))
-        for worker, reader in workers:
-            with contextlib.suppress(EOFError):  # it ended without a word
-                names.update(reader.recv())
+        for told in _told([reader for _, reader in workers]):
+            if isinstance(told, list):
+                names.update(told)
+            elif told not in said:
+                said.add(told)
+                console.warn(told)
+        for worker, _ in workers:
             worker.join()
     finally:
         end([worker for worker, _ in workers])
@@ -160,23 +171,42 @@ def _work_in_processes(options: FinetuneOptions, out: Path) -> list[str]:
     return sorted(names)
 
 
-def _worker(options: FinetuneOptions, out: Path, place: int, writer: Connection) -> None:
+def _told(readers: list[Connection]) -> Iterator[list[str] | str]:
+    """What workers send, as it comes, until each has ended: names of points, or a warning."""
+    while readers:
+        for reader in multiprocessing.connection.wait(readers):
+            assert isinstance(reader, Connection)
+            try:
+                yield reader.recv()
+            except EOFError:
+                readers.remove(reader)
+
+
+def _worker(options: FinetuneOptions, source: Source, out: Path, place: int, writer: Connection) -> None:
     """Told to end, by its parent or by that one's end, it gives up its claims as it goes."""
     exit_when_told(STOPPED)
     end_with_parent(lambda: os.kill(os.getpid(), signal.SIGTERM))
-    try:
-        names = _work(options, out, place)
+
+    def tell(what: list[str] | str) -> None:
         with contextlib.suppress(BrokenPipeError):  # nobody is left to hear it
-            writer.send(names)
+            writer.send(what)
+
+    console.hand_warnings_to(tell)
+    try:
+        tell(_work(options, source, out, place))
     except Refusal as refusal:
         console.warn(str(refusal))
         raise SystemExit(2) from None
 
 
-def _work(options: FinetuneOptions, out: Path, place: int) -> list[str]:
-    from latemask.downstream.worker import Worker
+def _work(options: FinetuneOptions, source: Source, out: Path, place: int = 0) -> list[str]:
+    from latemask.downstream.data import read_data
 
-    return Worker(options, tasks_of(options), out, place).work()
+    tasks = tasks_of(options)
+    first = read_data(tasks[0], options)
+    from latemask.downstream.worker import Worker  # what is wrong with the data is said before torch is loaded
+
+    return Worker(options, tasks, source, first, out, place).work()
 
 
 def columns(summary: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

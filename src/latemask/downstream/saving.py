@@ -8,7 +8,6 @@ whole result, ``SHA256SUMS`` what all these were.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -21,29 +20,16 @@ from torch import Tensor
 from latemask.downstream.finetune import Model
 from latemask.downstream.heads import FineTuned
 from latemask.downstream.problem import Problem
-from latemask.downstream.tasks import GLUE, Kind, Task
+from latemask.downstream.saved import FACTS, HEAD, read_facts
 from latemask.errors import Refusal
-from latemask.fields import require, typed
 from latemask.hf import stock
 from latemask.hf.checksums import write_sums
-from latemask.hf.loading import Source, TransformersEncoder
+from latemask.hf.loading import TransformersEncoder
 from latemask.hf.tokenization import write_tokenizer
 from latemask.training import checkpoint
 from latemask.writing import written_aside
 
-HEAD, FACTS = "head.safetensors", "finetuned.json"
 STOCK = {"roberta": "RobertaForSequenceClassification", "mpnet": "MPNetForSequenceClassification"}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Held:
-    """Of a task, what is saved with the model."""
-
-    name: str
-    kind: Kind
-    texts: tuple[str, ...]
-    label: str
-    metrics: tuple[str, ...]
 
 
 def save_finetuned(net: FineTuned, model: Model, problem: Problem, result: dict[str, Any], out: Path) -> None:
@@ -67,39 +53,21 @@ def save_finetuned(net: FineTuned, model: Model, problem: Problem, result: dict[
         write_sums(aside)
 
 
-def load_finetuned(folder: str | Path) -> tuple[FineTuned, Model, dict[str, Any]]:
-    """Network in evaluation mode, the model it was made of, and what ``finetuned.json`` says.
+def load_finetuned(folder: Path | str) -> tuple[FineTuned, Model, dict[str, Any]]:
+    """Encoder and head in evaluation mode, the model it was made of, and what ``finetuned.json`` says.
 
-    Raises ``Refusal`` for a broken or missing file, a field that is missing or ill-typed, and where a weight of encoder
-    or head is missing, unexpected or of another shape.
+    Raises ``Refusal`` as ``read_facts`` does, for a broken file, and where a weight of encoder or head is missing,
+    unexpected or of another shape.
     """
-    folder, where = Path(folder), str(Path(folder) / FACTS)
+    folder, facts = Path(folder), read_facts(folder)
     try:
-        facts = json.loads((folder / FACTS).read_text(encoding="utf-8"))
         head = load_file(folder / HEAD)
-    except (OSError, ValueError, RecursionError, SafetensorError) as error:
-        raise Refusal(
-            folder, f"no {FACTS} or {HEAD} ({type(error).__name__})", "a model saved by `latemask finetune --save`"
-        ) from None
-    require(isinstance(facts, dict), where, type(facts).__name__, "a JSON object")
-    for name in ("task", "labels", "centre", "spread"):
-        require(name in facts, f"{where}: {name}", None, "this field")
-    kind = typed(_Held, facts["task"], f"{where}: task").kind
-    labels = typed(tuple[str, ...], facts["labels"], f"{where}: labels")
-    for name in ("centre", "spread"):
-        typed(float, facts[name], f"{where}: {name}")
+    except (OSError, SafetensorError) as error:
+        raise Refusal(folder / HEAD, f"a broken file ({error})", "a safetensors file") from None
     model = Model.load(folder)
-    net = FineTuned(model.encoder, kind, len(labels), 0.0, model.type_token())
+    net = FineTuned(model.encoder, facts["task"]["kind"], len(facts["labels"]), 0.0, model.type_token())
     checkpoint.load_strictly(net.head or torch.nn.Module(), head, folder / HEAD)
     return net.eval(), model, facts
-
-
-def task_of(facts: dict[str, Any]) -> Task:
-    """The task of a saved model, with the class names that it was trained with, in their order."""
-    held, labels = facts["task"], tuple(facts["labels"])
-    if held["name"] in GLUE:
-        return dataclasses.replace(GLUE[held["name"]], labels=labels)
-    return Task(held["name"], held["kind"], tuple(held["texts"]), held["label"], tuple(held["metrics"]), labels=labels)
 
 
 def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -114,10 +82,9 @@ def _write_encoder(folder: Path, net: FineTuned, model: Model, problem: Problem,
         family = config.model_type if config.model_type in STOCK else ""
         config.architectures = [type(encoder.model).__name__]
     else:
-        source = Source.of(model.folder)
-        if source.step is None:
+        if model.step is None:
             raise Refusal(model.folder, "an encoder of no run", "a run, a step folder or a Hugging Face model")
-        run = checkpoint.read_run(source.step)
+        run = checkpoint.read_run(model.step)
         family = stock.family(run.shape)
         config = stock.config_of(run, family, False)
         tensors = _plain(encoder.state_dict())

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import heapq
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +22,7 @@ from latemask.downstream.problem import Evaluation, Predict
 from latemask.downstream.settings import Settings
 from latemask.downstream.squad_metrics import squad_scores
 from latemask.downstream.tasks import SQUAD, Task
-from latemask.errors import Refusal
+from latemask.errors import Refusal, unreadable
 
 BEST = 20
 """Answers kept for each question (n-best), and ends looked at in each window, as in the public scripts."""
@@ -63,10 +62,8 @@ def read_squad(path: Path) -> Squad:
     """Raises ``Refusal`` for another layout, or a question id that occurs twice."""
     try:
         data = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise Refusal(path, error.strerror or "an unreadable file", "a file of SQuAD 2.0") from None
-    except (ValueError, RecursionError) as error:
-        raise Refusal(path, f"not JSON ({error})", "a file of SQuAD 2.0") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise Refusal(path, unreadable(error), "a file of SQuAD 2.0") from None
     paragraphs: list[str] = []
     questions: list[Question] = []
     refused: list[tuple[str, str]] = []
@@ -91,8 +88,7 @@ def read_squad(path: Path) -> Squad:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, Refusal):
             raise
-        lacks = f"a layout without {error}" if isinstance(error, KeyError) else f"another layout ({error})"
-        raise Refusal(path, lacks, "data[].paragraphs[].qas[] of SQuAD 2.0") from None
+        raise Refusal(path, f"another layout: {unreadable(error)}", "data[].paragraphs[].qas[] of SQuAD 2.0") from None
     if not questions:
         first = f"; the first, {refused[0][0]}: {refused[0][1]}" if refused else ""
         raise Refusal(path, f"no usable question ({len(refused)} refused{first})", "at least one")
@@ -138,6 +134,7 @@ def make_windows(squad: Squad, inputs: Inputs, settings: Settings) -> list[Windo
     queries = inputs.tokenizer.encode_batch([question.text.strip() for question in squad.questions])
     windows = []
     for number, (question, query) in enumerate(zip(squad.questions, queries, strict=True)):
+        inputs.cut += len(query) > settings.query_tokens
         query = query[: settings.query_tokens]
         room = inputs.most_tokens - frame.pair_tokens - len(query)
         if settings.stride_tokens >= room:
@@ -178,9 +175,6 @@ class SquadProblem:
     """Training and development questions against one tokenizer (see ``problem.Problem``)."""
 
     def __init__(self, train: Squad, dev: Squad, inputs: Inputs, settings: Settings, threshold: float = NULL_THRESHOLD):
-        if not math.isfinite(threshold):
-            raise Refusal("--null-threshold", str(threshold), "a finite number")
-        refuse_shared(train, dev)
         self.task: Task = SQUAD
         self.classes = 2
         self.dev, self.threshold, self.most_answer_tokens = dev, threshold, settings.answer_tokens
@@ -197,7 +191,9 @@ class SquadProblem:
                 self.train_labels[place] = ends
                 reached.add(window.question)
         unreachable = sum(bool(question.answers) for question in kept) - len(reached)
+        cut_in_training = inputs.cut
         self.windows = make_windows(dev, inputs, settings)
+        cut = {"train": cut_in_training, "dev": inputs.cut - cut_in_training}
         self.facts: dict[str, Any] = {
             "data": {
                 split: {
@@ -207,6 +203,9 @@ class SquadProblem:
                     "refused": len(squad.refused),
                     "first_refusals": [f"{name}: {reason}" for name, reason in squad.refused[:3]],
                     "windows": count,
+                    "inputs": len(squad.questions),
+                    "cut": cut[split],
+                    "most_tokens": settings.query_tokens,
                     "fingerprint": squad.fingerprint(),
                 }
                 for split, squad, count in (("train", train, len(windows)), ("dev", dev, len(self.windows)))

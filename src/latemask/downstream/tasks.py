@@ -12,6 +12,8 @@ from latemask.errors import Refusal
 Kind = Literal["classification", "regression", "tokens", "similarity", "span"]
 """A class or a number for a text or a pair; a class for each word; a number for a pair by the cosine of two vectors;
 the place of an answer in a paragraph."""
+NO_LABEL = -100
+"""Label of a token that does not count."""
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,17 @@ import torch
 
 from latemask import console
 from latemask.downstream.claims import claimed
+from latemask.downstream.data import Data, TextData, read_data
 from latemask.downstream.finetune import Bench, Model, bench_key, result_of
-from latemask.downstream.glue import paths_of, read_task
 from latemask.downstream.grid import LARGE_FROM_WIDTH, base_settings, point_name, points_of
 from latemask.downstream.lanes import in_turn
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.problem import Problem, TextProblem, cautions
 from latemask.downstream.saving import save_finetuned
 from latemask.downstream.settings import Settings
-from latemask.downstream.squad import SquadProblem, read_squad
+from latemask.downstream.squad import SquadProblem
 from latemask.downstream.tasks import GLUE, Task
+from latemask.hf.source import Source
 from latemask.training.distributed import pick_device
 from latemask.writing import write_json
 
@@ -31,12 +32,16 @@ from latemask.writing import write_json
 class Worker:
     """The model on one device, and what is common to all points. ``place``: which of the processes it is."""
 
-    def __init__(self, options: FinetuneOptions, tasks: Sequence[Task], out: Path, place: int):
-        self.options, self.tasks, self.out, self.place = options, tasks, out, place
+    def __init__(
+        self, options: FinetuneOptions, tasks: Sequence[Task], source: Source, first: Data, out: Path, place: int
+    ):
+        self.options, self.tasks, self.out = options, tasks, out
+        self.read: dict[int, Data] = {0: first}
+        """Data that no problem was made of yet."""
         self.device = pick_device(place)
         if options.parallel > 1 and self.device.type == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.parallel))
-        self.model = Model.load(options.model)
+        self.model = Model.from_source(source)
         settings, self.fixed = base_settings(options)
         most_tokens = min(settings.sequence_tokens, self.model.row_tokens)
         self.settings = dataclasses.replace(settings, sequence_tokens=most_tokens)
@@ -56,8 +61,9 @@ class Worker:
         """Read when the first lane comes to it, given up when the last one has left it."""
         self.held = {one: task for one, task in self.held.items() if one >= min(self.at)}
         if number not in self.held:
-            problem = make_problem(self.tasks[number], self.options, self.model, self.settings)
-            for line in cautions(problem.task, problem.facts["data"]) if self.place == 0 else ():
+            data = self.read.pop(number, None) or read_data(self.tasks[number], self.options)
+            problem = make_problem(data, self.options, self.model, self.settings)
+            for line in cautions(problem.task, problem.facts["data"]):
                 console.warn(line)
             self.held[number] = problem, self._points(problem)
             self.names += self.held[number][1]
@@ -124,14 +130,12 @@ def _progress(name: str, updates: int, is_alone: bool) -> Iterator[Callable[[flo
         yield lambda updates: None
 
 
-def make_problem(task: Task, options: FinetuneOptions, model: Model, settings: Settings) -> Problem:
-    """Data of ``task`` against the model's tokenizer."""
+def make_problem(data: Data, options: FinetuneOptions, model: Model, settings: Settings) -> Problem:
+    """``data`` against the model's tokenizer."""
     inputs = model.inputs(settings)
-    if task.kind != "span":
-        task, examples = read_task(task, options.data)
-        return TextProblem(task, examples, inputs, settings)
-    train, dev = map(read_squad, paths_of(task, Path(options.data)).values())
-    return SquadProblem(train, dev, inputs, settings, options.null_threshold)
+    if isinstance(data, TextData):
+        return TextProblem(data.task, data.examples, inputs, settings)
+    return SquadProblem(data.train, data.dev, inputs, settings, options.null_threshold)
 
 
 def _line(name: str, result: dict[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """The border to transformers: models come in from any folder, runs go out as folders that transformers loads.
 
-``places`` and ``loading`` (a run, an export, any Hugging Face model), ``vectors`` and ``filling`` (texts to vectors,
-masks to words), ``stock`` (RoBERTa's, MPNet's and RoFormer's names for our weights), ``exporting``, ``verification``
-(with ``fresh``) and ``card``; ``modeling_latemask`` travels with exports that no stock class computes. Names are
-imported when they are asked for, so that the command line reads its options without torch.
+``places``, ``source`` and ``loading`` (a run, an export, any Hugging Face model), ``vectors`` and ``filling`` (texts to
+vectors, masks to words), ``stock`` (RoBERTa's, MPNet's and RoFormer's names for our weights), ``exporting``,
+``verification`` (with ``fresh``) and ``card``; ``modeling_latemask`` travels with exports that no stock class computes.
+Names are imported when they are asked for, and torch with the first weights: what the command line refuses needs none.
 """
 
 from __future__ import annotations
@@ -61,9 +61,6 @@ def __getattr__(name: str) -> Any:
 def run_export(options: ExportOptions) -> None:
     """What ``latemask export`` does: write, verify, and say what was found."""
     from latemask.console import say
-    from latemask.hf.places import refuse_no_place
-
-    refuse_no_place(options.model)
     from latemask.hf.exporting import CODE, export
 
     done = export(options.model, options.out, kind=options.kind, overwrite=options.overwrite)
@@ -76,13 +73,10 @@ def run_export(options: ExportOptions) -> None:
 def run_fill(options: FillOptions) -> None:
     """What ``latemask fill`` does: a table of tokens and probabilities for each mask."""
     from latemask.console import say, table
-    from latemask.hf.places import refuse_no_place
+    from latemask.hf.filling import fill
 
     if options.top < 1:
         raise Refusal("--top", str(options.top), "at least 1")
-    refuse_no_place(options.model)
-    from latemask.hf.filling import fill
-
     masks = fill(options.text, options.model, options.top)
     rows = [(number, repr(guess.token), f"{guess.probability:.4f}")
             for number, guesses in enumerate(masks, 1) for guess in guesses]  # fmt: skip

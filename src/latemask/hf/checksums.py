@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from pathlib import Path, PurePosixPath
 
-from latemask.errors import Refusal
+from latemask.errors import Refusal, unreadable
 from latemask.writing import file_checksum
 
 SUMS = "SHA256SUMS"
@@ -31,7 +31,7 @@ def check_sums(folder: Path) -> None:
     try:
         lines = sums.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise Refusal(sums, f"an unreadable file ({type(error).__name__})", "lines of sha256sum", do) from None
+        raise Refusal(sums, unreadable(error), "lines of sha256sum", do) from None
     for number, line in enumerate(lines, 1):
         match = re.fullmatch(r"([0-9a-f]{64})  (.+)", line)
         inside = PurePosixPath(match[2]) if match else None

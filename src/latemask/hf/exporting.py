@@ -6,38 +6,29 @@ Everything is written aside, loaded in a fresh process, compared, and only then 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from safetensors.torch import save_file
-
+from latemask.config import refuse_rewriting
 from latemask.console import say
 from latemask.errors import Refusal
-from latemask.hf import modeling_latemask, stock
 from latemask.hf.card import TAG, card
 from latemask.hf.checksums import write_sums
-from latemask.hf.loading import Source
 from latemask.hf.options import Kind
-from latemask.hf.sentence import write_sentence
-from latemask.hf.tokenization import write_tokenizer
-from latemask.hf.verification import Verified, verify
-from latemask.model.masked_model import MaskedModel
-from latemask.model.pretrainer import Pretrainer
+from latemask.hf.source import Source
 from latemask.text.tokenizer import load_tokenizer
 from latemask.training import checkpoint
 from latemask.writing import check_free, written_aside
+
+if TYPE_CHECKING:
+    from latemask.hf.stock import Family
+    from latemask.hf.verification import Exported
+    from latemask.model.pretrainer import Pretrainer
 
 WEIGHTS, CARD = "model.safetensors", "README.md"
 MARK = f"- {TAG}"
 """The line of an export's card that no other model's has: else other models of transformers have the same files."""
 CODE = "modeling_latemask"
-
-
-@dataclass(frozen=True)
-class Exported(Verified):
-    """Where an export is, and what a fresh process found when it loaded it."""
-
-    folder: Path
 
 
 def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overwrite: bool = False) -> Exported:
@@ -59,10 +50,19 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
     if step is None:
         raise Refusal(folder, "a Hugging Face model", "a run folder or a step folder")
     check_free(out, overwrite, CARD, MARK)
-    pretrainer, tokenizer = checkpoint.read_pretrainer(step), load_tokenizer(step / checkpoint.TOKENIZER)
-    run, fills_masks = pretrainer.run, kind == "masked-lm"
+    run, tokenizer = checkpoint.read_run(step), load_tokenizer(step / checkpoint.TOKENIZER)
+    fills_masks = kind == "masked-lm"
     if tokenizer.vocabulary > run.shape.vocabulary or tokenizer.specials != run.shape.specials:
         raise Refusal(step / checkpoint.TOKENIZER, "another tokenizer than the run's", f"{run.shape.vocabulary} ids")
+    if fills_masks:
+        refuse_rewriting(run)
+    from latemask.hf import stock
+    from latemask.hf.sentence import write_sentence
+    from latemask.hf.tokenization import write_tokenizer
+    from latemask.hf.verification import Exported, verify
+    from latemask.model.masked_model import MaskedModel
+
+    pretrainer = checkpoint.read_pretrainer(step)
     model = MaskedModel(pretrainer) if fills_masks else pretrainer.encoder
     family = stock.family(run.shape)
     if fills_masks and not stock.is_plain_mlm(run):
@@ -81,7 +81,11 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
     return Exported(**vars(verified), folder=out)
 
 
-def _write_model(folder: Path, pretrainer: Pretrainer, family: stock.Family, fills_masks: bool) -> None:
+def _write_model(folder: Path, pretrainer: Pretrainer, family: Family, fills_masks: bool) -> None:
+    from safetensors.torch import save_file
+
+    from latemask.hf import modeling_latemask, stock
+
     config = stock.config_of(pretrainer.run, family, fills_masks)
     name = stock.PREFIX[family] + ("ForMaskedLM" if fills_masks else "Model")
     if family == "latemask":

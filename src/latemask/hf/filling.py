@@ -12,13 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-import torch
-
+from latemask.config import refuse_rewriting
 from latemask.errors import Refusal
-from latemask.hf.loading import Source
-from latemask.text.tokenizer import Tokenizer, refuse_surrogates
-from latemask.text.words import Encoder as WordEncoder
+from latemask.hf.source import Source
+from latemask.text.tokenizer import ROLES, Tokenizer, refuse_surrogates
 
 MASK = "<mask>"
 SPACES = " Ġ▁"
@@ -46,15 +43,19 @@ def fill(text: str, folder: Path | str, top: int = 5) -> list[list[Guess]]:
     if top < 1:
         raise Refusal("top", str(top), "at least 1")
     refuse_surrogates(text)
+    _refuse_without_mask(text, ROLES["mask"])
     source = Source.of(folder)
     tokenizer = source.tokenizer()
     text = text.replace(tokenizer.special_names["mask"], MASK)
-    if MASK not in text:
-        raise Refusal("text", repr(text[:80]), f"at least one {MASK}")
-    model = source.masked_model()
+    _refuse_without_mask(text, (MASK,))
     ids = [tokenizer.specials.bos, *masked_ids([text], tokenizer)[0], tokenizer.specials.eos]
-    if len(ids) > model.shape.row_tokens:
-        raise Refusal("text", f"{len(ids)} tokens", f"at most {model.shape.row_tokens}", "Shorten the text")
+    if (run := source.run) is not None:
+        refuse_rewriting(run)
+        _refuse_longer(ids, run.shape.row_tokens)
+    model = source.masked_model()
+    _refuse_longer(ids, model.shape.row_tokens)
+    import torch
+
     with torch.inference_mode():
         chances = model(torch.tensor([ids])).softmax(-1).topk(min(top, model.shape.vocabulary))
     return [
@@ -63,8 +64,22 @@ def fill(text: str, folder: Path | str, top: int = 5) -> list[list[Guess]]:
     ]
 
 
+def _refuse_without_mask(text: str, names: Sequence[str]) -> None:
+    if not any(name in text for name in names):
+        raise Refusal("text", repr(text[:80]), f"at least one {MASK}")
+
+
+def _refuse_longer(ids: Sequence[int], row_tokens: int) -> None:
+    if len(ids) > row_tokens:
+        raise Refusal("text", f"{len(ids)} tokens", f"at most {row_tokens}", "Shorten the text")
+
+
 def masked_ids(texts: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
     """Ids of each text and its masks, no special tokens around; the names of other special tokens are text."""
+    import numpy as np
+
+    from latemask.text.words import Encoder as WordEncoder
+
     names = tokenizer.special_names
     library = WordEncoder(json.loads(tokenizer.library.to_str()), names.values(), names["unk"], np.uint32).library
     mask = str(library.id_to_token(tokenizer.specials.mask))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch
 import transformers
 from huggingface_hub import constants, get_session
 from jaxtyping import Bool, Float, Int
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -33,20 +34,18 @@ from transformers import (
 from latemask.config import MaskInEncoder
 from latemask.errors import Refusal
 from latemask.fields import typed
-from latemask.hf.checksums import check_sums
 from latemask.hf.modeling_latemask import LatemaskConfig, LatemaskForMaskedLM, LatemaskModel
-from latemask.hf.places import SOURCES, refuse_no_place
+from latemask.hf.places import CONFIG, SOURCES
+from latemask.hf.source import Source
 from latemask.model.encoder import Encoder
 from latemask.model.masked_model import MaskedModel
 from latemask.model.pretrainer import Pretrainer
-from latemask.text.tokenizer import Tokenizer, is_of_library, load_tokenizer
-from latemask.training import checkpoint
+from latemask.text.tokenizer import Tokenizer, is_of_library
 
 AutoConfig.register(LatemaskConfig.model_type, LatemaskConfig, exist_ok=True)
 AutoModel.register(LatemaskConfig, LatemaskModel, exist_ok=True)
 AutoModelForMaskedLM.register(LatemaskConfig, LatemaskForMaskedLM, exist_ok=True)
 
-CONFIG = "config.json"
 NO_LIMIT = 1 << 30
 """Row length of a model that has no table of positions and states no limit."""
 
@@ -159,82 +158,42 @@ def _only_at(table: nn.Module | None, tokens: int, places: Int[Tensor, "B M 1"])
         hook.remove()
 
 
-@dataclass(frozen=True)
-class Source:
-    """What a folder or name means: a step folder, or a Hugging Face folder or name. Files that carry checksums were
-    checked."""
+def read_encoder(name: str) -> TransformersEncoder:
+    """The encoder of a Hugging Face folder or name, see ``load_encoder``."""
+    encoder = TransformersEncoder(read_model(name, AutoModel)).eval()
+    _refuse_causal(name, encoder)
+    return encoder
 
-    name: str
-    step: Path | None
 
-    @classmethod
-    def of(cls, folder: Path | str, *, takes_older: bool = True) -> Source:
-        """Raises ``Refusal`` for a folder that holds neither, for a path that does not exist, and for a file that has
-        changed since latemask wrote it; of a run folder's newest checkpoint only unless ``takes_older``."""
-        path = Path(folder)
-        refuse_no_place(folder)
-        if not path.is_dir():
-            return cls(str(folder), None)
-        if (path / checkpoint.RUN).is_file() or checkpoint.steps(path):
-            return cls(str(folder), checkpoint.resolve(path, takes_older=takes_older))
-        if not (path / CONFIG).is_file():
-            raise Refusal(folder, f"no checkpoint and no {CONFIG}", SOURCES, checkpoint.runs_below(path))
-        check_sums(path)
-        return cls(str(folder), None)
+def read_masked_model(name: str) -> TransformersMaskedModel:
+    """The masked language model of a Hugging Face folder or name, see ``load_masked_model``."""
+    model = read_model(name, AutoModelForMaskedLM)
+    return TransformersMaskedModel(model, read_tokenizer(name).specials.mask).eval()
 
-    @property
-    def origin(self) -> dict[str, Any]:
-        """``checkpoint.origin``; for a model that is no run's each None."""
-        if self.step is None:
-            return dict.fromkeys(("run", "step", "pretraining_seconds", "recipe"))
-        return checkpoint.origin(self.step)
 
-    def encoder(self) -> Encoder | TransformersEncoder:
-        """See ``load_encoder``."""
-        if self.step is not None:
-            return checkpoint.read_encoder(self.step)
-        encoder = TransformersEncoder(read_model(self.name, AutoModel)).eval()
-        _refuse_causal(self.name, encoder)
-        return encoder
+def check_masked(name: str) -> None:
+    """Raises ``Refusal`` for a Hugging Face model that is no masked language model."""
+    with quiet(), refusing(name):
+        config = AutoConfig.from_pretrained(name, **_options(name))
+    _refuse_other_than_masked(name, config)
 
-    def pretrained(self) -> Pretrainer:
-        """See ``load_pretrained``."""
-        if self.step is None:
-            raise Refusal(self.name, "a Hugging Face model", "a run folder or a step folder: they hold the decoder too")
-        return checkpoint.read_pretrainer(self.step)
 
-    def masked_model(self) -> MaskedModel | TransformersMaskedModel:
-        """See ``load_masked_model``."""
-        if self.step is not None:
-            return MaskedModel(self.pretrained()).eval()
-        model = read_model(self.name, AutoModelForMaskedLM)
-        return TransformersMaskedModel(model, self.tokenizer().specials.mask).eval()
-
-    def check_masked(self) -> None:
-        """Raises ``Refusal`` for a Hugging Face model that is no masked language model, such as a decoder alone."""
-        if self.step is None:
-            with quiet(), refusing(self.name):
-                config = AutoConfig.from_pretrained(self.name, **_options(self.name))
-            _refuse_other_than_masked(self.name, config)
-
-    def tokenizer(self) -> Tokenizer:
-        """See ``load_tokenizer_of``."""
-        if self.step is not None:
-            return load_tokenizer(self.step / checkpoint.TOKENIZER)
-        with quiet(), refusing(self.name):
-            found = AutoTokenizer.from_pretrained(self.name, **_options(self.name))
-        if not found.is_fast:
-            raise Refusal(self.name, type(found).__name__, "a tokenizer of the tokenizers library (tokenizer.json)")
-        tokenizer = Tokenizer(found.backend_tokenizer, self.name)
-        ids = tokenizer.library.get_vocab(with_added_tokens=False).values()
-        if set(ids) <= set(tokenizer.specials.ids):
-            raise Refusal(self.name, "a tokenizer of special tokens alone", "tokenizer.json beside the model")
-        with quiet(), refusing(self.name):
-            rows = AutoConfig.from_pretrained(self.name, **_options(self.name)).vocab_size
-        if max(ids) >= rows:
-            raise Refusal(self.name, f"a tokenizer with ids up to {max(ids)}, and {rows} rows of a token table",
-                          "the tokenizer that the model was trained with")  # fmt: skip
-        return tokenizer
+def read_tokenizer(name: str) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder or name, see ``load_tokenizer_of``."""
+    with quiet(), refusing(name):
+        found = AutoTokenizer.from_pretrained(name, **_options(name))
+    if not found.is_fast:
+        raise Refusal(name, type(found).__name__, "a tokenizer of the tokenizers library (tokenizer.json)")
+    tokenizer = Tokenizer(found.backend_tokenizer, name)
+    ids = tokenizer.library.get_vocab(with_added_tokens=False).values()
+    if set(ids) <= set(tokenizer.specials.ids):
+        raise Refusal(name, "a tokenizer of special tokens alone", "tokenizer.json beside the model")
+    with quiet(), refusing(name):
+        rows = AutoConfig.from_pretrained(name, **_options(name)).vocab_size
+    if max(ids) >= rows:
+        raise Refusal(name, f"a tokenizer with ids up to {max(ids)}, and {rows} rows of a token table",
+                      "the tokenizer that the model was trained with")  # fmt: skip
+    return tokenizer
 
 
 def load_encoder(folder: Path | str) -> Encoder | TransformersEncoder:
@@ -367,8 +326,11 @@ def _refuse_impossible(folder: Path, config: Any) -> None:
         return
     tensors, size = 0, sum(path.stat().st_size for path in weights)
     for path in weights:
-        with safe_open(path, "pt") as file:
-            tensors += len(file.keys())
+        try:
+            with safe_open(path, "pt") as file:
+                tensors += len(file.keys())
+        except SafetensorError as error:
+            raise Refusal(path, f"a broken file ({error})", "a safetensors file") from None
     layers, width = config.num_hidden_layers, config.hidden_size
     if layers > tensors or width * max(config.vocab_size, getattr(config, "intermediate_size", 0)) > size:
         found = f"{layers} layers {width} wide, {config.vocab_size} ids"
@@ -385,11 +347,23 @@ def refusing(name: str) -> Iterator[None]:
     except BaseException as error:
         if not is_of_library(error):
             raise
-        found = " ".join(str(error).split())[:300]
+        found = _in_words(error)
         if not Path(name).is_dir():
             reached = "which the hub does not give" if _hub_answers() else "the hub cannot be reached"
             found = f"no such folder, nor (as the name of a Hugging Face model; {reached}) anything to load: {found}"
         raise Refusal(name, found, SOURCES if not Path(name).is_dir() else "a model that transformers loads") from error
+
+
+def _in_words(error: BaseException) -> str:
+    """What transformers found. It checks the type of some fields itself, and stops in the middle of its code where
+    others are of another kind than it takes for granted, which says nothing of the file to who reads it."""
+    text = " ".join(str(error).split())
+    if checked := re.match(r"Validation error for field '(\w+)':.*?\(value: (.*?)\)(;|$)", text):
+        return f"{checked[1]} = {checked[2]} in {CONFIG}, of another kind than it takes"
+    if isinstance(error, TypeError | AttributeError | LookupError | ArithmeticError | AssertionError):
+        named = f" ({error.args[0]})" if isinstance(error, KeyError) and error.args else ""
+        return f"a value that it cannot work with{named} in {CONFIG} or the tokenizer's files"
+    return text[:300]
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 from latemask import console
 from latemask.config import Specials
 from latemask.errors import Refusal
-from latemask.hf.loading import Source
+from latemask.hf.source import Source
 
 
 def encode(
@@ -32,7 +32,7 @@ def encode(
     if isinstance(texts, str):
         raise Refusal("texts", "one text", "a list of texts")
     if wrong := [text for text in texts if not isinstance(text, str)]:
-        raise Refusal("texts", f"{type(wrong[0]).__name__} {wrong[0]!r}"[:80], "texts")
+        raise Refusal("texts", f"{wrong[0]!r}, which is no text"[:80], "texts")
     source = Source.of(folder)
     encoder, tokenizer = source.encoder(), source.tokenizer()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

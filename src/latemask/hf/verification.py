@@ -63,6 +63,13 @@ class Verified:
     """Version."""
 
 
+@dataclass(frozen=True)
+class Exported(Verified):
+    """Where an export is, and what a fresh process found when it loaded it."""
+
+    folder: Path
+
+
 def verify(export: Path, model: Encoder | MaskedModel, tokenizer: Tokenizer, *, trusts_code: bool) -> Verified:
     """Load ``export`` in a fresh process and compare it with ``model``, which is left in float64.
 

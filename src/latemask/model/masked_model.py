@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from latemask.batch import Batch
-from latemask.config import Shape
+from latemask.config import Shape, refuse_rewriting
 from latemask.errors import Refusal
 from latemask.model.pretrainer import Pretrainer
 
@@ -21,9 +21,7 @@ class MaskedModel(nn.Module):
 
     def __init__(self, pretrainer: Pretrainer):
         super().__init__()
-        if pretrainer.run.rewrites:
-            found = f"{pretrainer.run.recipe}, whose decoder rewrites the row"
-            raise Refusal("model", found, "a model that fills masks")
+        refuse_rewriting(pretrainer.run)
         self.pretrainer = pretrainer
 
     @property

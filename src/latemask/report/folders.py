@@ -19,7 +19,7 @@ from typing import Any
 
 from latemask import console
 from latemask.config import newer_fields
-from latemask.errors import Refusal
+from latemask.errors import Refusal, unreadable
 from latemask.fields import dotted
 from latemask.report.checked import FORMS, check
 from latemask.report.flops import plain_flops
@@ -312,7 +312,7 @@ def _json(file: Path, wanted: str) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise Refusal(file, f"an unreadable file ({type(error).__name__})", wanted) from None
+        raise Refusal(file, unreadable(error), wanted) from None
 
 
 def _read(path: Path, name: str) -> RunFolder:
@@ -343,7 +343,7 @@ def _journal(file: Path) -> tuple[list[dict[str, Any]], list[Refusal]]:
     try:
         lines, problem = journal.salvaged(file) if file.is_file() else ([], None)
     except OSError as error:
-        return [], [Refusal(file, f"an unreadable file ({type(error).__name__})", "the journal of a run")]
+        return [], [Refusal(file, unreadable(error), "the journal of a run")]
     return lines if any(line["kind"] == "start" for line in lines) else [], [problem] if problem else []
 
 

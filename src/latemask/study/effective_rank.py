@@ -15,6 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from latemask.errors import Refusal
+from latemask.study.sample import check_tau
 
 ROUNDING = 1e-12
 """A share may miss tau by this, relatively, and still reach it."""
@@ -28,8 +29,7 @@ def rank_tau(singular_values: Float[Tensor, " D"], tau: float = 0.9) -> int:
 
     Raises ``Refusal`` for a tau outside 0..1, or values that are negative or not finite.
     """
-    if not 0 < tau <= 1:
-        raise Refusal("--tau", repr(tau), "more than 0, at most 1")
+    check_tau(tau)
     values = torch.as_tensor(singular_values).detach().double().cpu()
     if not bool((values >= 0).all() and values.isfinite().all()):
         raise Refusal("singular values", "negative or non-finite numbers", "finite numbers from 0")

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,17 +23,18 @@ from latemask.console import progress, warn
 from latemask.errors import Refusal
 from latemask.feed.batches import VALIDATION_SEED, Rows, ValidationBatches
 from latemask.feed.masking import MASK, noise
-from latemask.hf.loading import Source, TransformersEncoder
+from latemask.hf.loading import TransformersEncoder
+from latemask.hf.source import Source
 from latemask.hf.vectors import framed, padded
 from latemask.joins import count
 from latemask.model.encoder import Encoder
 from latemask.model.pretrainer import Pretrainer
+from latemask.study.sample import Sample
 from latemask.text.blocks import Reading, blocks
 from latemask.text.corpus import read_block
 from latemask.text.files import find
 from latemask.text.store import SUMMARY, TokenStore, open_store
 from latemask.text.tokenizer import Tokenizer, load_tokenizer
-from latemask.training import checkpoint
 
 
 class Layer(NamedTuple):
@@ -49,43 +50,6 @@ class Pass(NamedTuple):
 
     clean: list[Layer]
     masked: list[Layer] | None
-
-
-@dataclass
-class Sample:
-    """What is fed to the encoder."""
-
-    model: str
-    """A run or step folder, an export, or the folder or name of a Hugging Face masked language model."""
-    data: str
-    """A folder made by `latemask prepare` (its held-out part is read), or a file of text: .txt, .jsonl, .parquet."""
-    tokens: int = 500_000
-    """Read about this many tokens; the paper reads 5,000,000. A base-size model needs some 10,000 at least."""
-    rate: float | None = None
-    """Share of tokens masked; by default the run's own, .15 for other models."""
-    specials: Literal["out", "in"] = "out"
-    """Whether special tokens such as <s> count among the real ones. Padding never does."""
-    sees_masks: Literal["as-trained", "yes", "no"] = "as-trained"
-    """Whether the encoder is fed [MASK]: a run knows, and so does what was exported or fine-tuned from one; other
-    models are taken to have been trained with it."""
-    row_tokens: int = 512
-    """Longest row for a model that is not a run, at most what the model takes."""
-    micro_rows: int = 8
-    """Rows at a time."""
-    device: str | None = None
-    """Such as cuda or cpu; by default a GPU where there is one."""
-
-    def __post_init__(self) -> None:
-        for name in ("tokens", "micro_rows"):
-            if getattr(self, name) < 1:
-                raise Refusal(f"--{name.replace('_', '-')}", repr(getattr(self, name)), "at least 1")
-        for name, allowed in (("specials", ("out", "in")), ("sees_masks", ("as-trained", "yes", "no"))):
-            if getattr(self, name) not in allowed:
-                raise Refusal(f"--{name.replace('_', '-')}", repr(getattr(self, name)), " or ".join(allowed))
-        if self.row_tokens < 3:
-            raise Refusal("--row-tokens", repr(self.row_tokens), "at least 3")
-        if self.rate is not None and not 0 < self.rate < 1:
-            raise Refusal("--rate", repr(self.rate), "more than 0 and less than 1")
 
 
 @dataclass
@@ -111,16 +75,22 @@ class Subject:
 
 def open_subject(sample: Sample) -> Subject:
     """Load the model of a sample. Raises ``Refusal`` where model or data cannot be read, or hold too little."""
-    source = Source.of(sample.model)
+    sample.check()
+    source, store = sample.source, sample.store
     source.check_masked()
-    device = torch.device(sample.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    run = None if source.step is None else checkpoint.read_run(source.step)
-    tokenizer = source.tokenizer()
-    if run is not None and (Path(sample.data) / SUMMARY).is_file():
-        store = open_store(sample.data)
-        if tokenizer.fingerprint == store.tokenizer_fingerprint:
-            return _of_run(source, store, sample, device)
-    return _of_encoder(source, tokenizer, run, sample, device)
+    device = _device(sample.device)
+    if store is not None:
+        return _of_run(source, store, sample, device)
+    return _of_encoder(source, source.tokenizer(), source.run, sample, device)
+
+
+def _device(name: str | None) -> torch.device:
+    has_gpu = torch.cuda.is_available()
+    device = torch.device(name or ("cuda" if has_gpu else "cpu"))
+    cards = {"cuda": torch.cuda.device_count(), "mps": int(torch.backends.mps.is_available())}.get(device.type, 1)
+    if (device.index or 0) >= cards:
+        raise Refusal("--device", f"{name}, with {cards} of this kind here", "one that is here, such as cpu")
+    return device
 
 
 def _of_run(source: Source, store: TokenStore, sample: Sample, device: torch.device) -> Subject:
@@ -128,8 +98,6 @@ def _of_run(source: Source, store: TokenStore, sample: Sample, device: torch.dev
     run = model.run
     masking = dataclasses.replace(run.masking, rate=sample.rate or run.masking.rate)
     row_tokens = run.shape.row_tokens
-    if sample.sees_masks == "yes" and run.mask_in_encoder == "never":
-        raise Refusal("--sees-masks", f"yes for {run.recipe}, whose encoder is never shown [MASK]", "as-trained or no")
     batches = ValidationBatches(_rows(run, masking, store), masking, -(-sample.tokens // row_tokens))
     without_masks = NOT_FED if sample.sees_masks == "no" else _why_no_mask(run, masking)
     warn_of_little(sample, len(batches) * row_tokens)
@@ -160,9 +128,6 @@ def _rows(run: Run, masking: Masking, store: TokenStore) -> Rows:
     """The held-out rows, each with enough tokens to mask. Raises ``Refusal`` in terms of a study's own flags."""
     row_tokens = run.shape.row_tokens
     masked = masking.masked_tokens(row_tokens)
-    if masked > row_tokens - 2:
-        found, wanted = f"{masking.rate:g}, {masked} tokens of a row of {row_tokens}", "at least one token that stays"
-        raise Refusal("--rate", found, f"{wanted} beside `<s>`", "Lower --rate")
     try:
         return Rows(store.valid, run.shape, masked, f"{store.folder} (validation)")
     except Refusal as refusal:

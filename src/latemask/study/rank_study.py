@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from latemask import console
-from latemask.errors import Refusal
 from latemask.study.effective_rank import GramMatrix, is_capped
-from latemask.study.passes import Pass, Sample, Subject, open_subject
+from latemask.study.passes import Pass, Subject, open_subject
+from latemask.study.sample import Sample, check_tau
 
 SETS = {
     "masked_input": "masked input, all tokens",
@@ -79,8 +79,7 @@ def ranks(found: Moments, tau: float = 0.9) -> list[dict[str, Any]]:
 
 def rank_study(sample: Sample, tau: float = 0.9) -> dict[str, Any]:
     """What ``latemask rank`` says, as plain numbers. Raises ``Refusal`` where the model or the data cannot be read."""
-    if not 0 < tau <= 1:
-        raise Refusal("--tau", repr(tau), "more than 0, at most 1")
+    check_tau(tau)
     subject = open_subject(sample)
     return {"kind": "rank", "tau": tau, **described(sample, subject), "layers": ranks(moments(subject), tau)}
 

@@ -28,8 +28,9 @@ from torch import Tensor
 
 from latemask import console
 from latemask.study.effective_rank import GramMatrix, is_capped, rank_tau
-from latemask.study.passes import Layer, Sample, open_subject
+from latemask.study.passes import Layer, open_subject
 from latemask.study.rank_study import Moments, described, say_what_is_missing
+from latemask.study.sample import Sample, check_tau
 
 SWEEP_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 """Of the width: numbers of leading directions for which the energy outside is stated."""
@@ -212,7 +213,7 @@ def bounds(trials: int = TRIALS) -> dict[str, list[dict[str, Any]]]:
 
 def theory(sample: Sample, tau: float = 0.9) -> dict[str, Any]:
     """What ``latemask theory`` says, as plain numbers. Raises ``Refusal`` where model or data cannot be read."""
-    rank_tau(torch.zeros(1), tau)
+    check_tau(tau)
     subject = open_subject(sample)
     found = Moments(subject.width, subject.depth)
     masked, clean = Residuals(subject.depth), Residuals(subject.depth)

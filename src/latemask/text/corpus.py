@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from latemask.console import warn
-from latemask.errors import Refusal
+from latemask.errors import Refusal, kind_of, unreadable
 from latemask.text.blocks import Block, Reading, line_ends
 
 PLACES = 5
@@ -144,7 +144,7 @@ class _Reader:
         try:
             record = json.loads(self.normal(text, line_ends=False))
         except (ValueError, RecursionError) as error:
-            self.leave_out(line, f"broken JSON ({error})", "one JSON object a line", len(raw))
+            self.leave_out(line, unreadable(error), "one JSON object a line", len(raw))
             return
         value = record.get(name) if isinstance(record, dict) else None
         if isinstance(value, str):
@@ -153,7 +153,7 @@ class _Reader:
             return
         do = ""
         if not isinstance(record, dict):
-            found = f"JSON that is a {type(record).__name__}"
+            found = f"JSON that is {kind_of(record)}"
         elif name in record:
             found = f"{name} = {json.dumps(value)[:40]}"
         else:

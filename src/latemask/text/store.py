@@ -27,7 +27,8 @@ from typing import Any, Literal
 import numpy as np
 
 from latemask.config import Run, Specials, replace
-from latemask.errors import Refusal
+from latemask.errors import Refusal, kind_of, unreadable
+from latemask.fields import typed
 from latemask.text.array import VERSION, ArrayFile, ArrayWriter
 from latemask.text.tokenizer import FILE, Tokenizer, load_tokenizer
 from latemask.writing import json_checksum, write_json
@@ -36,6 +37,8 @@ SUMMARY = "store.json"
 SPLITS = ("train", "valid")
 SplitName = Literal["train", "valid"]
 MOST_SOURCES = 1 << 16
+FIELDS = {"tokenizer_fingerprint": str, "vocabulary": int, "source_names": tuple[str, ...]}
+"""Of ``store.json``, with their types; beside version, checksum, special ids and splits."""
 
 
 class SplitWriter:
@@ -179,14 +182,17 @@ def open_store(folder: str | os.PathLike[str]) -> TokenStore:
                       "Make one: latemask prepare FILES --tokenizer tok/ --out data/en")  # fmt: skip
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(summary, dict):
+            raise Refusal(path, kind_of(summary), "a JSON object", "Prepare the text again")
         if summary["version"] != VERSION:
             raise Refusal(path, f"store version {summary['version']}{OLD.get(summary['version'], '')}",
                           f"version {VERSION}", f"Prepare the text again: {_command(folder, summary)}")  # fmt: skip
         if summary.pop("checksum", None) != json_checksum(summary):
             raise Refusal(path, "a file that differs from its checksum", f"the {SUMMARY} that was written",
                           "Copy it again, or prepare the text again")  # fmt: skip
-        store = TokenStore(folder, summary["tokenizer_fingerprint"], summary["vocabulary"],
-                           Specials(**summary["specials"]), tuple(summary["source_names"]), summary)  # fmt: skip
+        known = {name: typed(hint, summary[name], f"{path}: {name}") for name, hint in FIELDS.items()}
+        specials = typed(Specials, vars(Specials()) | summary["specials"], f"{path}: specials")
+        store = TokenStore(folder, **known, specials=specials, summary=summary)
         for split in (store.train, store.valid):  # reads and checks their files
             if split.unknown_tokens < 0:
                 raise ValueError(f"{split.unknown_tokens} unknown tokens")
@@ -197,7 +203,7 @@ def open_store(folder: str | os.PathLike[str]) -> TokenStore:
         raise Refusal(error.filename or folder, error.strerror or str(error), "a readable store") from error
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
         raise Refusal(
-            path, f"a broken summary ({error!r})", f"the {SUMMARY} of a store", "Prepare the text again"
+            path, f"a broken summary ({unreadable(error)})", f"the {SUMMARY} of a store", "Prepare the text again"
         ) from error
     _check_tokenizer(tokenizer, store)
     return store

@@ -2,7 +2,7 @@
 
 ``step-0012000/`` holds ``encoder.safetensors`` (what is kept), ``rest.safetensors`` (what is thrown away),
 ``optimizer.safetensors``, ``tokenizer.json``, ``run.json`` (the only source for rebuilding it) and ``state.json``
-(where the data stands, every file's SHA-256, and its own).
+(where the data stands, every file's SHA-256, and its own). torch is imported where tensors are read or written.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ import shutil
 from collections.abc import Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
 from latemask import console
 from latemask.config import Run, typed
-from latemask.errors import Refusal
-from latemask.model.encoder import Encoder
-from latemask.model.pretrainer import Pretrainer
+from latemask.errors import Refusal, kind_of, unreadable
 from latemask.writing import file_checksum, json_checksum, remove, write_whole, written_aside
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from latemask.model.encoder import Encoder
+    from latemask.model.pretrainer import Pretrainer
 
 ENCODER, REST, OPTIMIZER = "encoder.safetensors", "rest.safetensors", "optimizer.safetensors"
 RUN, STATE, TOKENIZER = "run.json", "state.json", "tokenizer.json"
@@ -88,6 +89,8 @@ def fault(step: Path, read: Set[str] = CHECKED) -> str | None:
     """What is wrong with a step folder's files (those of ``read`` against their checksums); None: they are whole."""
     try:
         content = json.loads((step / STATE).read_text())
+        if not isinstance(content, dict):
+            return f"{STATE} is {kind_of(content)}, no JSON object"
         if content.pop("checksum") != json_checksum(content):
             return f"{STATE} differs from its checksum"
         if content["files"].keys() != CHECKED:
@@ -98,7 +101,7 @@ def fault(step: Path, read: Set[str] = CHECKED) -> str | None:
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        return f"{STATE} cannot be read ({type(error).__name__})"
+        return f"{STATE} cannot be used: {unreadable(error)}"
     return None
 
 
@@ -160,6 +163,8 @@ def write(
 
     Raises ``Refusal`` where the disk is full; nothing of the attempt is left then.
     """
+    from safetensors.torch import save_file
+
     final = run_folder / step_name(state.updates)
     if final.exists():
         write_whole(final / STATE, _state_text(state, json.loads((final / STATE).read_text())["files"]))
@@ -218,10 +223,15 @@ def read_run(step: Path) -> Run:
     return Run.from_json(_text(step / RUN), where=str(step / RUN))
 
 
+def last_described(run_folder: Path) -> Path | None:
+    """The newest step folder whose ``run.json`` and ``state.json`` are whole, the only files read; None: none is."""
+    return next((step for step in reversed(steps(run_folder)) if fault(step, {RUN}) is None), None)
+
+
 def last_run(run_folder: Path) -> Run | None:
-    """The run of the newest step folder whose ``run.json`` is whole, the only file read; None where there is none."""
-    whole = (step for step in reversed(steps(run_folder)) if fault(step, {RUN}) is None)
-    return next(map(read_run, whole), None)
+    """The run of ``last_described``; None where there is none."""
+    step = last_described(run_folder)
+    return None if step is None else read_run(step)
 
 
 def read_state(step: Path) -> State:
@@ -229,9 +239,9 @@ def read_state(step: Path) -> State:
     try:
         data = json.loads(_text(step / STATE))
     except (ValueError, RecursionError) as error:
-        raise Refusal(f"{step / STATE}:{getattr(error, 'lineno', 1)}", str(error), "JSON") from None
+        raise Refusal(step / STATE, unreadable(error), "JSON") from None
     if not isinstance(data, dict):
-        raise Refusal(step / STATE, type(data).__name__, "a JSON object")
+        raise Refusal(step / STATE, kind_of(data), "a JSON object")
     fields = {name: value for name, value in data.items() if name not in ("files", "checksum")}
     return typed(State, fields, str(step / STATE))
 
@@ -249,6 +259,10 @@ def origin(step: Path) -> dict[str, Any]:
 
 def read_pretrainer(step: Path) -> Pretrainer:
     """Encoder, decoder and head in fp32, in evaluation mode. Raises ``Refusal`` listing keys that do not match."""
+    import torch
+
+    from latemask.model.pretrainer import Pretrainer
+
     run = read_run(step)
     with torch.device("meta"):  # no weights are drawn that are read in the next lines
         model = Pretrainer(run)
@@ -259,6 +273,10 @@ def read_pretrainer(step: Path) -> Pretrainer:
 
 def read_encoder(step: Path) -> Encoder:
     """The encoder alone in fp32, in evaluation mode. Raises ``Refusal`` listing keys that do not match."""
+    import torch
+
+    from latemask.model.encoder import Encoder
+
     shape = read_run(step).shape
     with torch.device("meta"):
         encoder = Encoder(shape)
@@ -299,6 +317,8 @@ def _split(tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Ten
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
     try:
         return load_file(path)
     except FileNotFoundError:
@@ -313,4 +333,4 @@ def _text(path: Path) -> str:
     except FileNotFoundError:
         raise Refusal(path, "no such file", "a step folder") from None
     except (UnicodeDecodeError, OSError) as error:
-        raise Refusal(path, f"an unreadable file ({type(error).__name__})", "JSON") from None
+        raise Refusal(path, unreadable(error), "JSON") from None

@@ -1,5 +1,4 @@
-"""What guards a run folder: one process group at a time, signals answered before the next pass; too large a model
-named."""
+"""What guards a run folder: one process group at a time, signals answered before the next pass."""
 
 from __future__ import annotations
 
@@ -10,9 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from latemask.config import Run
-from latemask.counts import parameters
-from latemask.errors import Refusal
 from latemask.training.distributed import World
 from latemask.writing import alone_at, make_folder
 
@@ -63,11 +59,3 @@ def locked(out: Path, world: World) -> Iterator[None]:
         with contextlib.suppress(OSError):  # where it holds something now
             for folder in made:
                 folder.rmdir()
-
-
-def refuse_beyond_memory(run: Run) -> None:
-    """Raise ``Refusal`` where not even the weights in fp32 fit this machine's memory, before anything is built."""
-    numbers, room = parameters(run).total, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if 4 * numbers > room:
-        size = f"{numbers:.3g} parameters of {run.recipe}, {4 * numbers / 1e9:.3g} GB"
-        raise Refusal("shape, decoder", size, f"at most this machine's memory, {room / 1e9:,.0f} GB")

@@ -29,26 +29,22 @@ from latemask.errors import Refusal
 from latemask.feed.masking import DROPOUT, noise
 from latemask.feed.prefetch import Prefetch
 from latemask.model.pretrainer import Pretrainer
-from latemask.text.store import SUMMARY, open_store
 from latemask.training import checkpoint, journal
+from latemask.training.beginning import Resume, continued, fitted, goes_on, occupied, refuse_flags, refuse_occupied
 from latemask.training.checkpoint import State
 from latemask.training.compiler import begun_meanwhile
 from latemask.training.data_parallel import dismantle, gathered, reducing
 from latemask.training.distributed import World, joined_world
-from latemask.training.guards import locked, refuse_beyond_memory, signals
+from latemask.training.guards import locked, signals
 from latemask.training.micro import out_of_memory_is_refused
 from latemask.training.optimizer import Verdict, optimizer_tensors, update
 from latemask.training.parts import Parts, assemble, device_name, facts, memory_bytes
 from latemask.training.plateau import Plateau
-from latemask.training.resuming import has_the_same_room, refuse_another_run
+from latemask.training.resuming import has_the_same_room
 from latemask.training.schedules import learning_rate, share_of_updates
 from latemask.training.watch import Display, Stopwatch
+from latemask.workers import PREEMPTED as PREEMPTED
 from latemask.writing import disk_errors_are_refused
-
-PREEMPTED = 75
-"""Exit status of a command that is not through and goes on where it is given again: after SIGTERM the run was saved."""
-
-A_RUN = "a run already"
 
 Reason = Literal["steps", "seconds", "signal", "plateau"]
 
@@ -76,7 +72,7 @@ def pretrain(
     data: Path | str | None,
     out: Path | str,
     *,
-    resume: Literal["never", "if-present", "always"] = "never",
+    resume: Resume = "never",
     overwrite: bool = False,
     trackers: Sequence[journal.Tracker] = (),
 ) -> Outcome:
@@ -93,26 +89,15 @@ def pretrain(
     >>> outcome = latemask.pretrain(latemask.recipe("mae_lm_tiny"), "data/en", "runs/x")  # doctest: +SKIP
     """
     out = Path(out)
-    if overwrite and resume != "never":
-        raise Refusal("--overwrite", "--resume or --resume-if-present too", "one of them",
-                      "--resume goes on with a run, --overwrite begins anew")  # fmt: skip
-    if resume == "always" and not out.is_dir():
-        raise Refusal(out, "no such folder", "the folder of a run")
+    refuse_flags(out, resume, overwrite)
     with joined_world() as world, locked(out, world):
-        occupied = world.decide_text(_occupied(out) if world.leads else "")
-        if resume == "always" or (resume == "if-present" and occupied == A_RUN):
+        held = world.decide_text(occupied(out) if world.leads else "")
+        if goes_on(held, resume):
             return _resumed(run, data, out, world, trackers)
-        if occupied == A_RUN and not overwrite:
-            raise Refusal(out, occupied, "an empty folder", "Resume it with --resume, or pass --overwrite")
-        if occupied not in ("", A_RUN) and resume == "never":
-            raise Refusal(out, occupied, "an empty folder, or with --overwrite a run's", "Take another --out")
-        if run is None or data is None:
-            raise Refusal("pretrain", "no recipe or no data", "RECIPE --data DATA --out FOLDER, or a run to resume")
-        store = open_store(Path(data))
-        run = store.fitted(run)
-        refuse_beyond_memory(run)
+        refuse_occupied(out, held, resume, overwrite)
+        run, store = fitted(run, data)
         torch.manual_seed(run.training.seed)
-        state = State(data=str(Path(data).resolve()), data_fingerprint=store.fingerprint)
+        state = State(data=str(store.folder.resolve()), data_fingerprint=store.fingerprint)
         with begun_meanwhile(run.training, world.device):
             model = Pretrainer(run)
         parts = assemble(run, store, model, {}, None, world)
@@ -125,16 +110,7 @@ def _resumed(
     run: Run | None, data: Path | str | None, out: Path, world: World, trackers: Sequence[journal.Tracker]
 ) -> Outcome:
     step = Path(world.decide_text(str(_newest(out)) if world.leads else ""))
-    before, state = checkpoint.read_run(step), checkpoint.read_state(step)
-    store = open_store(_place_of(data, state, step))
-    state = dataclasses.replace(state, data=str(store.folder.resolve()))
-    if store.fingerprint != state.data_fingerprint:
-        raise Refusal(store.folder, "other tokens or another tokenizer", f"the data that {step} was trained on")
-    now = before
-    if run is not None:
-        run = store.fitted(run)
-        refuse_another_run(out, before, run)
-        now = dataclasses.replace(before, training=run.training)
+    before, now, store, state = continued(run, data, out, step)
     if state.updates > (wanted := now.updates):
         raise Refusal("training.steps", f"{wanted:,} in all", f"{state.updates:,} or more, where {step} stands",
                       "Nothing was changed")  # fmt: skip
@@ -143,14 +119,6 @@ def _resumed(
     micro_rows = state.micro_rows if state.processes == world.size and has_the_same_room(before, now) else None
     parts = assemble(now, store, model, checkpoint.read_optimizer(step), micro_rows, world)
     return _train(parts, state, out, world, is_resumed=True, trackers=trackers)
-
-
-def _place_of(data: Path | str | None, state: State, step: Path) -> Path:
-    """Where the text of a run that goes on is: where ``data`` says, else where it was when the run began."""
-    if data is None and not (Path(state.data) / SUMMARY).is_file():
-        raise Refusal(state.data, f"no {SUMMARY}", f"the data that {step} was trained on",
-                      "Where they lie elsewhere now: --data FOLDER")  # fmt: skip
-    return Path(state.data if data is None else data)
 
 
 def _newest(out: Path) -> Path:
@@ -162,14 +130,6 @@ def _newest(out: Path) -> Path:
     for problem in passed_over:
         print(f"passed over {problem}; it is now named broken-...", file=sys.stderr)
     return step
-
-
-def _occupied(out: Path) -> str:
-    """What a run folder holds besides what a run leaves before its first checkpoint; empty: nothing."""
-    if checkpoint.steps(out):
-        return A_RUN
-    others = sorted(path.name for path in out.iterdir() if path.name[0] != "." and path.name != "journal.jsonl")
-    return f"other files ({', '.join(others[:5])})" if others else ""
 
 
 def _train(
