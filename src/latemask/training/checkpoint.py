@@ -12,7 +12,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,7 +105,12 @@ def fault(step: Path, read: Set[str] = CHECKED) -> str | None:
     return None
 
 
-def newest(run_folder: Path, passed_over: list[str] | None = None) -> Path:
+def model_fault(step: Path) -> str | None:
+    """The same for who reads the model alone: the optimizer's state, two thirds of the folder, may be gone."""
+    return fault(step, CHECKED if (step / OPTIMIZER).exists() else CHECKED - {OPTIMIZER})
+
+
+def newest(run_folder: Path, passed_over: list[str] | None = None, fault: Callable[[Path], str | None] = fault) -> Path:
     """The newest whole step folder; what was passed over, and why, is added to ``passed_over``.
 
     Raises ``Refusal`` where there is none.
@@ -132,17 +137,17 @@ def runs_below(folder: Path) -> str:
 
 
 def resolve(folder: Path | str, *, takes_older: bool = True) -> Path:
-    """A run folder's newest whole step, with a warning of what was passed over; a step folder is itself.
+    """A run folder's newest step whose model is whole, with a warning of what was passed over; a step folder is itself.
 
     Raises ``Refusal`` for anything else, and, unless ``takes_older``, where the newest step is not whole.
     """
     folder = Path(folder)
     if (folder / RUN).is_file():
-        if problem := fault(folder):
+        if problem := model_fault(folder):
             raise Refusal(folder, problem, "a whole checkpoint")
         return folder
     passed_over: list[str] = []
-    step = newest(folder, passed_over)
+    step = newest(folder, passed_over, model_fault)
     if passed_over and not takes_older:
         raise Refusal(folder, "; ".join(passed_over), "its newest checkpoint whole",
                       f"To take the newest whole one name it: {step}")  # fmt: skip
