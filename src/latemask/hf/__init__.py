@@ -15,20 +15,22 @@ from latemask.errors import Refusal
 from latemask.hf.options import ExportOptions, FillOptions
 
 if TYPE_CHECKING:
-    from latemask.hf.exporting import Exported, export
+    from latemask.hf.exporting import export
     from latemask.hf.filling import Guess, fill
     from latemask.hf.loading import load_encoder, load_masked_model, load_pretrained, load_tokenizer_of
     from latemask.hf.stock import from_transformers
     from latemask.hf.vectors import encode
+    from latemask.hf.verification import Exported
 
 hush_torchao()
 
 _HOMES = {
-    "exporting": ("Exported", "export"),
+    "exporting": ("export",),
     "filling": ("Guess", "fill"),
     "loading": ("load_encoder", "load_masked_model", "load_pretrained", "load_tokenizer_of"),
     "stock": ("from_transformers",),
     "vectors": ("encode",),
+    "verification": ("Exported",),
 }
 
 __all__ = [
