@@ -444,6 +444,8 @@ def test_files_of_a_folder_that_are_left_out_are_counted_and_named(tmp_path, cap
     said = capsys.readouterr().err
     assert "left out 4 files" in said
     assert "(below/b.md, c.html, d, ...)" in said
+    find([tmp_path])
+    assert not capsys.readouterr().err, "who checks the data before reading them says it for both"
     (tmp_path / "a.txt").unlink()
     with pytest.raises(Refusal, match=r"4 files whose names tell no format \(below/b.md, c.html"):
         find([tmp_path])

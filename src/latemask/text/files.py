@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import IO, TYPE_CHECKING, Any, Literal
 
-from latemask.console import warn
+from latemask.console import warn_once
 from latemask.errors import Refusal
 
 if TYPE_CHECKING:
@@ -50,8 +50,9 @@ def find(inputs: Sequence[str | os.PathLike[str]], reading: Reading | None = Non
     """The files that ``inputs`` name, in order; inside a folder or a pattern, by name.
 
     A folder gives all files below it with a known ending; the others in it are warned of. The format of ``reading`` is
-    that of standard input and of files whose name does not tell. A file named twice is read once, with a warning.
-    Raises ``Refusal`` for a name that gives no file.
+    that of standard input and of files whose name does not tell. A file named twice is read once, with a warning. Each
+    warning comes once a process: who checks data before it reads them asks twice. Raises ``Refusal`` for a name that
+    gives no file.
     """
     found: dict[str, File] = {}
     has_flags = reading is not None and reading.has_flags
@@ -65,7 +66,7 @@ def find(inputs: Sequence[str | os.PathLike[str]], reading: Reading | None = Non
                               f"a name ending in {ENDINGS}", do)  # fmt: skip
             key = path if path == STANDARD_INPUT else os.path.realpath(path)
             if key in found:
-                warn(f"{path}: named twice, read once")
+                warn_once(f"{path}: named twice, read once")
             found.setdefault(key, File(path, kind))
     if not found:
         raise Refusal("files", "none", "at least one file, folder or pattern, or - for standard input")
@@ -91,7 +92,7 @@ def _paths(name: str, has_flags: bool) -> list[str]:
             raise Refusal(name, found, f"files ending in {ENDINGS}", OF_TABLES if any(map(_is_table, others)) else "")
         if others:
             do = f"{'give them by name with --format, or ' * has_flags}name them {', '.join(SUFFIXES)}"
-            warn(f"{name}: left out {left}; {do}{f'. {OF_TABLES}' if any(map(_is_table, others)) else ''}")
+            warn_once(f"{name}: left out {left}; {do}{f'. {OF_TABLES}' if any(map(_is_table, others)) else ''}")
         return paths
     if path.exists():
         return [name]
