@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from latemask.downstream import runner, stepper
 from latemask.downstream.bucketed import DeviceRows, epoch_batches, sorted_batches
 from latemask.downstream.casts import Casts, used_once
 from latemask.downstream.claims import claimed
+from latemask.downstream.data import TextData, read_data
 from latemask.downstream.evaluation import evaluate
 from latemask.downstream.examples import Examples
 from latemask.downstream.finetune import EVALUATION_TOKENS, Bench, Model, predict, result_of
@@ -31,6 +33,7 @@ from latemask.downstream.runner import STOPPED, finetune, output_folder, run_fin
 from latemask.downstream.saving import load_finetuned
 from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import NO_LABEL, own_task
+from latemask.downstream.worker import Worker
 from latemask.errors import Refusal
 from latemask.model.encoder import Encoder
 from latemask.recipes import recipe
@@ -599,6 +602,29 @@ def test_two_processes_share_a_queue(folders, tmp_path):
     [row] = finetune(options_of(folder, tmp_path, parallel=2, seeds=4, epochs=1))
     assert row["runs"] == len(list(tmp_path.glob("own-*.json"))) == 4
     assert not list(tmp_path.glob("*.claim*"))
+
+
+def test_training_texts_are_given_up_before_training(folders, tmp_path, monkeypatch):
+    """Of a task of 393,000 pairs they would take more memory than its rows."""
+    folder, _ = folders
+    texts: list[weakref.ref[Examples]] = []
+
+    def read(task, options):
+        found = read_data(task, options)
+        assert isinstance(found, TextData)
+        texts.append(weakref.ref(found.examples["train"]))
+        return found
+
+    def train(*_):
+        alive.extend(text() for text in texts)
+        yield
+
+    alive: list[Examples | None] = []
+    monkeypatch.setattr("latemask.downstream.data.read_data", read)
+    monkeypatch.setattr(Worker, "_train", train)
+    with pytest.raises(Refusal):  # no result was written
+        finetune(options_of(folder, tmp_path))
+    assert alive == [None]
 
 
 def test_what_every_process_meets_is_said_once(folders, tmp_path, capfd):

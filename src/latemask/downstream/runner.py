@@ -203,10 +203,10 @@ def _work(options: FinetuneOptions, source: Source, out: Path, place: int = 0) -
     from latemask.downstream.data import read_data
 
     tasks = tasks_of(options)
-    first = read_data(tasks[0], options)
+    read = {0: read_data(tasks[0], options)}
     from latemask.downstream.worker import Worker  # what is wrong with the data is said before torch is loaded
 
-    return Worker(options, tasks, source, first, out, place).work()
+    return Worker(options, tasks, source, read, out, place).work()
 
 
 def columns(summary: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

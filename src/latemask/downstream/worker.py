@@ -30,14 +30,19 @@ from latemask.writing import write_json
 
 
 class Worker:
-    """The model on one device, and what is common to all points. ``place``: which of the processes it is."""
+    """The model on one device, and what is common to all points. ``read``: data by the number of their task, taken out
+    once a problem is made of them; ``place``: which of the processes it is."""
 
     def __init__(
-        self, options: FinetuneOptions, tasks: Sequence[Task], source: Source, first: Data, out: Path, place: int
+        self,
+        options: FinetuneOptions,
+        tasks: Sequence[Task],
+        source: Source,
+        read: dict[int, Data],
+        out: Path,
+        place: int,
     ):
-        self.options, self.tasks, self.out = options, tasks, out
-        self.read: dict[int, Data] = {0: first}
-        """Data that no problem was made of yet."""
+        self.options, self.tasks, self.read, self.out = options, tasks, read, out
         self.device = pick_device(place)
         if options.parallel > 1 and self.device.type == "cpu":
             torch.set_num_threads(max(1, (os.cpu_count() or 1) // options.parallel))
