@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import datetime
 import json
 import pickle
 import re
@@ -316,6 +317,11 @@ def test_a_broken_file_is_said_in_words(content, models, data, tmp_path):
         (tmp_path / "results" / "a.json").write_bytes(broken)
         with pytest.raises(Refusal, match=re.escape(said)):
             read_results(tmp_path / "results")
+
+
+def test_what_json_cannot_hold_is_not_called_a_number():
+    assert [kind_of(value) for value in (3, 0.5, True, b"a", datetime.date(2026, 1, 1))] == [
+        "a number", "a number", "true or false", "a value of another kind", "a value of another kind"]  # fmt: skip
 
 
 @pytest.mark.parametrize(("field", "value", "said"), [

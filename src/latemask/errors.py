@@ -48,6 +48,7 @@ def unreadable(error: Exception) -> str:
 
 
 def kind_of(value: Any) -> str:
-    """What a value from JSON is, as its readers call it."""
-    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null"}
-    return kinds.get(type(value), "a number")
+    """What a value from JSON is, as its readers call it; tables of the hub hold other kinds too."""
+    kinds = {dict: "an object", list: "a list", str: "a text", bool: "true or false", type(None): "null",
+             int: "a number", float: "a number"}  # fmt: skip
+    return kinds.get(type(value), "a value of another kind")
