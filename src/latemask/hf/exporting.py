@@ -43,7 +43,9 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
     is to fill masks, where a run's newest checkpoint is damaged (to export an older one, name its step folder), and
     where ``out`` exists (with ``overwrite``: where it is not an export).
 
-    >>> latemask.hf.export("runs/x", "out").model_class
+    >>> exported = latemask.hf.export("runs/x", "out")
+    Writing out, then loading it in a fresh process to check it: half a minute or so
+    >>> exported.model_class
     'MPNetModel'
     """
     step, out = Source.of(folder, takes_older=False).step, Path(out)
