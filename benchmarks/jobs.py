@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from latemask.workers import PREEMPTED
 from latemask.writing import write_json
 
 KEPT = (".json", ".jsonl", ".svg", ".log", ".html", ".md")
@@ -32,8 +33,6 @@ SAVED = "*.model"
 """The fine-tuned model in a folder of results."""
 FASTER = ("--parallel", "--together")
 """Flags that change no result."""
-STOPPED = 75
-"""Exit status of a command that was told to stop and can go on."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ class Runner:
                     process.send_signal(signal.SIGTERM)
                     stops_at = None
                 time.sleep(0.2)
-            if process.returncode != STOPPED or self.is_over():
+            if process.returncode != PREEMPTED or self.is_over():
                 return process.returncode
 
 

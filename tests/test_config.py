@@ -334,7 +334,8 @@ def test_what_is_not_json_is_refused(text):
 def test_the_line_of_broken_json_is_named():
     with pytest.raises(Refusal) as refused:
         Run.from_json('{\n"recipe": "x",\n!\n}', where="runs/x/run.json")
-    assert refused.value.where == "runs/x/run.json:3"
+    assert refused.value.where == "runs/x/run.json"
+    assert "line 3" in refused.value.found
 
 
 # --- changing fields by dotted name -----------------------------------------------------------------------------------

@@ -285,7 +285,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_broken_file_is_said_in_words(content, models, data, tmp_path):
     broken, said = BROKEN[content]
     step = next((models / "run").glob("step-*"))
-    (tmp_path / HEAD).write_bytes(b"")
     readers: list[tuple[str, Path | None, Callable[[Path], object]]] = [
         ("a.json", None, reads_object),
         ("store.json", data, lambda path: open_store(path.parent)),

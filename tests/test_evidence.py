@@ -281,8 +281,8 @@ def test_what_a_command_would_refuse_is_refused_before_any_job(
 
 
 @pytest.mark.parametrize(("flag", "files", "said"), [
-    ("blimp", (), "no .jsonl file"), ("squad", (), "mini-train-v2.0.json: found No such file"),
-    ("squad", ("mini-train-v2.0.json",), "mini-dev-v2.0.json: found No such file"),
+    ("blimp", (), "no .jsonl file"), ("squad", (), "mini-train-v2.0.json: found no such file"),
+    ("squad", ("mini-train-v2.0.json",), "mini-dev-v2.0.json: found no such file"),
     ("glue", (), "train.tsv: found no such file"), ("glue", ("train.tsv",), "dev.tsv: found no such file"),
 ])  # fmt: skip
 def test_a_folder_that_lacks_what_is_measured_is_refused_before_any_job(flag, files, said, tmp_path, monkeypatch):

@@ -362,7 +362,7 @@ def test_vectors_are_means_over_each_text_alone_in_the_order_of_the_texts(tmp_pa
     assert encode([], tmp_path / "run").shape == (0, 32)
     with pytest.raises(Refusal, match="one text"):
         encode("one text", tmp_path / "run")
-    with pytest.raises(Refusal, match="texts: found NoneType None; wanted texts"):
+    with pytest.raises(Refusal, match="texts: found None, which is no text; wanted texts"):
         encode(["a", None], tmp_path / "run")  # type: ignore[list-item]
 
 

@@ -910,6 +910,16 @@ def test_the_ends_of_figure_4_may_be_runs_of_the_recipes_that_they_are(tmp_path)
     assert not sweeps(read_folders([tmp_path])), "which delta that is, is not said"
 
 
+@pytest.mark.parametrize(("one", "other", "fields"), [
+    ("mae_lm_tiny", "decoder_6_layers_tiny", [("decoder.depth",)]),
+    ("mae_lm_tiny", "mask_in_encoder_tiny", []), ("mlm_tiny", "mlm_80_10_10_tiny", []),
+])  # fmt: skip
+def test_recipes_that_differ_in_one_number_are_a_trend_and_in_anything_else_systems(one, other, fields, tmp_path):
+    for name in (one, other):
+        write_curve(tmp_path / name, name, 2.0, 60)
+    assert [found for found, _ in sweeps(read_folders([tmp_path]))] == fields
+
+
 def test_what_is_called_alike_has_files_and_ids_of_its_own(tmp_path):
     """Two sweeps over one field; data whose names are of no Latin letters; the same pairs, in whole and in part."""
     for name, delta in itertools.product(("some", "others"), (0.0, 0.5)):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
@@ -164,21 +165,23 @@ def test_bad_files_are_refused(tmp_path):
     with pytest.raises(Refusal, match="question id a twice"):
         write_squad(tmp_path / "y.json", [(context, [good, good])])
     (tmp_path / "z.json").write_text('{"data": [{"paragraphs": [{"context": "x"}]}]}')
-    with pytest.raises(Refusal, match="without 'qas'"):
+    with pytest.raises(Refusal, match=r"data\[0\]\.paragraphs\[0\] has no field qas"):
         read_squad(tmp_path / "z.json")
-    with pytest.raises(Refusal, match="No such file"):
+    with pytest.raises(Refusal, match="no such file"):
         read_squad(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(("whole", "found"), [
-    ({"data": [{"paragraphs": [{"qas": []}]}]}, "a layout without 'context'"),
-    ([], "another layout .list indices"),
-    ({"data": ["article"]}, "another layout .string indices"),
+    ({"data": [{"paragraphs": [{"qas": []}]}]}, "data[0].paragraphs[0] has no field context"),
+    ([], "the whole has a field that is of another kind"),
+    ({"data": [{"paragraphs": []}, "article"]}, "data[1] has a field that is of another kind"),
+    ({"data": [{"paragraphs": [{"context": "x", "qas": [{"id": 1, "question": "who", "answers": [
+        {"text": "x", "answer_start": float("inf")}]}]}]}]}, "data[0].paragraphs[0].qas[0] has a number that is not"),
 ])  # fmt: skip
 def test_another_layout_is_said_to_be_one(whole, found, tmp_path):
     path = tmp_path / "x.json"
     path.write_text(json.dumps(whole))
-    with pytest.raises(Refusal, match=f"found {found}"):
+    with pytest.raises(Refusal, match=re.escape(f"found another layout: {found}")):
         read_squad(path)
 
 

@@ -18,7 +18,7 @@ from latemask import writing
 from latemask.downstream import claims
 from latemask.errors import Refusal
 from latemask.training import journal
-from latemask.writing import check_file, check_free, write_json, write_whole, written_aside
+from latemask.writing import check_file, check_folder, check_free, write_json, write_whole, written_aside
 from training_support import Process, wait_until
 
 WATCHED = {module.__file__ for module in (writing, claims, journal)}
@@ -205,3 +205,14 @@ def test_a_result_s_place_is_a_file_that_can_be(tmp_path):
     with pytest.raises(Refusal, match=r"--json: found /proc/self, which cannot be written \("):
         check_file(Path("/proc/self/new/x.json"), "--json")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "pipe"]
+
+
+def test_what_stands_where_a_folder_is_to_be_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    for out, found in ((tmp_path / "file", "a file"), (tmp_path / "link", "a link to nothing"),
+                       (tmp_path / "file" / "below", f"{tmp_path / 'file'}, a file")):  # fmt: skip
+        with pytest.raises(Refusal) as refused:
+            check_folder(out)
+        assert (refused.value.where, refused.value.found) == (str(out), found)
+    check_folder(tmp_path / "new" / "below")

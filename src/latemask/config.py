@@ -324,7 +324,7 @@ class Run(Typed):
         try:
             data = json.loads(text)
         except (ValueError, RecursionError) as error:
-            raise Refusal(f"{where}:{getattr(error, 'lineno', 1)}", unreadable(error), "JSON") from None
+            raise Refusal(where, unreadable(error), "JSON") from None
         return typed(cls, data, where)
 
 

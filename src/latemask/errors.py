@@ -27,6 +27,8 @@ class Refusal(ValueError):
 def unreadable(error: Exception) -> str:
     """What is wrong with a file, from what reading it, or taking its fields, raised."""
     match error:
+        case FileNotFoundError():
+            return "no such file"
         case OSError():
             return f"a file that cannot be read ({error.strerror or error})"
         case UnicodeDecodeError():
@@ -38,6 +40,8 @@ def unreadable(error: Exception) -> str:
             return "JSON nested too deeply"
         case KeyError():
             return f"no field {error.args[0]}"
+        case OverflowError():
+            return "a number that is not finite"
         case TypeError() | AttributeError():
             return "a field that is of another kind"
         case ValueError() if "integer string conversion" in str(error):

@@ -100,7 +100,8 @@ def check_folder(out: Path) -> None:
     """Raise ``Refusal`` where no folder can be at ``out``: a file is there, or above it."""
     there = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.lexists(path))
     if not there.is_dir():
-        raise Refusal(out, "a file" if there == out.absolute() else f"{there}, a file", "a folder to write into")
+        found = "a file" if there.exists() else "a link to nothing"
+        raise Refusal(out, found if there == out.absolute() else f"{there}, {found}", "a folder to write into")
 
 
 def check_free(out: Path, overwrite: bool, mark: str, line: str = "") -> None:

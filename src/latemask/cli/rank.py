@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from latemask.cli.output import output
 from latemask.console import say
-from latemask.study.sample import Sample, check_tau
+from latemask.study.energy import check_tau
+from latemask.study.sample import Sample
 from latemask.writing import write_json
 
 

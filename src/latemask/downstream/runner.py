@@ -178,7 +178,7 @@ def _told(readers: list[Connection]) -> Iterator[list[str] | str]:
             assert isinstance(reader, Connection)
             try:
                 yield reader.recv()
-            except EOFError:
+            except (EOFError, OSError):  # OSError: killed in the middle of a message
                 readers.remove(reader)
 
 

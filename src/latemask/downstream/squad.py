@@ -68,12 +68,16 @@ def read_squad(path: Path) -> Squad:
     questions: list[Question] = []
     refused: list[tuple[str, str]] = []
     seen: set[str] = set()
+    place = "the whole"
     try:
-        for article in data["data"]:
-            for paragraph in article["paragraphs"]:
+        for i, article in enumerate(data["data"]):
+            place = f"data[{i}]"
+            for j, paragraph in enumerate(article["paragraphs"]):
+                place = f"data[{i}].paragraphs[{j}]"
                 context = str(paragraph["context"])
                 paragraphs.append(context)
-                for entry in paragraph["qas"]:
+                for k, entry in enumerate(paragraph["qas"]):
+                    place = f"data[{i}].paragraphs[{j}].qas[{k}]"
                     held = () if entry.get("is_impossible") else entry["answers"]
                     answers = tuple((str(answer["text"]), int(answer["answer_start"])) for answer in held)
                     name = str(entry["id"])
@@ -88,7 +92,8 @@ def read_squad(path: Path) -> Squad:
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, Refusal):
             raise
-        raise Refusal(path, f"another layout: {unreadable(error)}", "data[].paragraphs[].qas[] of SQuAD 2.0") from None
+        found = f"another layout: {place} has {unreadable(error)}"
+        raise Refusal(path, found, "data[].paragraphs[].qas[] of SQuAD 2.0") from None
     if not questions:
         first = f"; the first, {refused[0][0]}: {refused[0][1]}" if refused else ""
         raise Refusal(path, f"no usable question ({len(refused)} refused{first})", "at least one")

@@ -20,7 +20,7 @@ RECIPE, JOINS, DELTA = "recipe", "masking.joins", "masking.delta"
 
 def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFolder]]]:
     """Runs that are one sweep, with the fields they vary: by ``sweep.json``, or runs that differ in one field alone
-    (besides seeds, how they are watched, and what their recipe is called)."""
+    (besides seeds and how they are watched); of several recipes it is a number, else they are systems of their own."""
     by_folder: dict[Any, list[RunFolder]] = {}
     for run in runs:
         if run.varied:
@@ -31,9 +31,14 @@ def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFol
         if all(run.fields.get(DELTA) is not None for run in runs):
             said.add(JOINS)  # which delta comes to, and which may stand beside it: MAE-LM itself is delta 0
         fields = [name for name in differing(runs) if name not in said]
-        if len(fields) == 1:
+        if len(fields) == 1 and (RECIPE not in differing(runs) or _are_numbers(runs, fields[0])):
             found.append(((fields[0],), list(runs)))
     return found
+
+
+def _are_numbers(runs: Sequence[RunFolder], field: str) -> bool:
+    values = (run.fields.get(field) for run in runs)
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def _measured(material: Material, run: RunFolder) -> dict[str, Measure]:
@@ -58,7 +63,7 @@ def trend_drawings(
         return []
     first, others = fields[0], fields[1:]
     values: list[Any] = [run.fields.get(first) for run in runs]
-    are_numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+    are_numbers = _are_numbers(runs, first)
     texts = [str(setting(run, first)) for run in runs]
     categories = list(dict.fromkeys(texts))
     if len({repr(value) for value in values}) < 2:

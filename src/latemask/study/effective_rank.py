@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from latemask.errors import Refusal
-from latemask.study.sample import check_tau
+from latemask.study.energy import check_tau
 
 ROUNDING = 1e-12
 """A share may miss tau by this, relatively, and still reach it."""

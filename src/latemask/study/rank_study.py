@@ -12,8 +12,9 @@ from typing import Any
 
 from latemask import console
 from latemask.study.effective_rank import GramMatrix, is_capped
+from latemask.study.energy import check_tau
 from latemask.study.passes import Pass, Subject, open_subject
-from latemask.study.sample import Sample, check_tau
+from latemask.study.sample import Sample
 
 SETS = {
     "masked_input": "masked input, all tokens",

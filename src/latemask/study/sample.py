@@ -90,9 +90,3 @@ class Sample:
             return  # a pipe can be read once
         if not any(read_block(block, reading)[0] for file in files for block in blocks(file, reading)):
             raise Refusal(self.data, "no text", "text to feed to the encoder")
-
-
-def check_tau(tau: float) -> None:
-    """Raise ``Refusal`` for what can be no share of the energy."""
-    if not 0 < tau <= 1:
-        raise Refusal("--tau", repr(tau), "more than 0, at most 1")

@@ -28,9 +28,10 @@ from torch import Tensor
 
 from latemask import console
 from latemask.study.effective_rank import GramMatrix, is_capped, rank_tau
+from latemask.study.energy import check_tau
 from latemask.study.passes import Layer, open_subject
 from latemask.study.rank_study import Moments, described, say_what_is_missing
-from latemask.study.sample import Sample, check_tau
+from latemask.study.sample import Sample
 
 SWEEP_SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 3 / 4)
 """Of the width: numbers of leading directions for which the energy outside is stated."""
