@@ -7,6 +7,7 @@ Each example is drawn from its own number: a failure names it, and it can be run
 
 from __future__ import annotations
 
+import faulthandler
 import gzip
 import json
 import lzma
@@ -288,6 +289,7 @@ MOST_BYTES, MOST_SECONDS = 6 << 30, 60
 
 def fuzz(target: Target, folder: Path, numbers: range) -> dict[str, int]:
     """Damage and use; how many were used and refused. Raises what a user would see as a traceback."""
+    faulthandler.cancel_dump_traceback_later()  # a thousand take longer, and a dump may crash what it looks at
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     torch.set_num_threads(1)
     with open(os.devnull, "w") as nothing:
