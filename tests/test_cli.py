@@ -124,7 +124,7 @@ RATES = ["--vary", "masking.rate=.1,.2"]
     (["finetune", MAE, *FILES, "--train", "empty.csv"], "empty.csv: found no row with text, label"),
     (["finetune", MAE, *FILES, "--train", "train.csv", "--label", "mood"], "train.csv:1: found columns text, label"),
     (["finetune", MAE, *FILES, "--train", "train.csv", "--out", "dev.csv"], "dev.csv: found a file; wanted a folder"),
-    (["finetune", MAE, "--task", "squad2", "--data", "squad"], "train-v2.0.json: found another layout: the whole has no field data"),
+    (["finetune", MAE, "--task", "squad2", "--data", "squad"], "found another layout: the whole has no field data"),
     (["finetune", MAE, "--task", "squad2", "--data", "squad", "--null-threshold", "inf"], "--null-threshold: "),
     (["evaluate", "runs", "--suite", "masked-loss", "--data", "data"], "runs: found no checkpoint and no config.json"),
     (["evaluate", MAE, "--suite", "masked-loss", "--data", "nowhere"], "nowhere: found no such file"),
