@@ -27,11 +27,11 @@ def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFol
             by_folder.setdefault(run.path.parent, []).append(run)
     found = [(members[0].varied, members) for members in by_folder.values() if len(members) > 1]
     if not by_folder:
-        said = {*SEEDS, *WATCHING, RECIPE}
+        differ, said = differing(runs), {*SEEDS, *WATCHING, RECIPE}
         if all(run.fields.get(DELTA) is not None for run in runs):
             said.add(JOINS)  # which delta comes to, and which may stand beside it: MAE-LM itself is delta 0
-        fields = [name for name in differing(runs) if name not in said]
-        if len(fields) == 1 and (RECIPE not in differing(runs) or _are_numbers(runs, fields[0])):
+        fields = [name for name in differ if name not in said]
+        if len(fields) == 1 and (RECIPE not in differ or _are_numbers(runs, fields[0])):
             found.append(((fields[0],), list(runs)))
     return found
 

@@ -71,10 +71,10 @@ class Sample:
 
     def check(self) -> None:
         """Raise ``Refusal`` where model and data are not there, or the options ask of a run what it cannot give."""
-        run = self.source.run
-        if self.store is None and not (Path(self.data) / SUMMARY).is_file():
-            self._refuse_empty()
-        if run is None or self.store is None:
+        run, store = self.source.run, self.store
+        if not (Path(self.data) / SUMMARY).is_file() and not self._has_text:
+            raise Refusal(self.data, "no text", "text to feed to the encoder")
+        if run is None or store is None:
             return
         if self.sees_masks == "yes" and run.mask_in_encoder == "never":
             found = f"yes for {run.recipe}, whose encoder is never shown [MASK]"
@@ -84,9 +84,10 @@ class Sample:
             found = f"{masking.rate:g}, {masked} tokens of a row of {row_tokens}"
             raise Refusal("--rate", found, "at least one token that stays beside `<s>`", "Lower --rate")
 
-    def _refuse_empty(self) -> None:
+    @cached_property
+    def _has_text(self) -> bool:
+        """Whether the files of text hold a document; taken for granted of a pipe, which can be read once."""
         files, reading = find([self.data]), Reading()
         if not all(os.path.isfile(file.path) for file in files):
-            return  # a pipe can be read once
-        if not any(read_block(block, reading)[0] for file in files for block in blocks(file, reading)):
-            raise Refusal(self.data, "no text", "text to feed to the encoder")
+            return True
+        return any(read_block(block, reading)[0] for file in files for block in blocks(file, reading))
