@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from benchmark_files import BENCHMARKS, load
 from latemask.cli.pretrain import read
+from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.kernels import linear_cross_entropy, relative_attention
 from training_support import wait_until, write_store
@@ -54,7 +55,7 @@ def ended_of(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[
 @pytest.mark.parametrize("arguments", [
     ["start", "--data", "d"], ["processes", "--data", "d"], ["idle", "--data", "d"], ["sizes", "--size", "tiny"],
     ["curves", "--data", "d", "--recipe", "x"], ["soak"], ["prepare", "d", "--tokenizer", "t"],
-    ["updates", "--size", "tiny"],
+    ["updates", "--size", "tiny"], ["repeats", "--size", "tiny"], ["joins", "--size", "tiny"],
 ])  # fmt: skip
 def test_a_result_that_could_not_be_kept_is_refused_before_anything_runs(arguments: list[str], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
@@ -684,6 +685,76 @@ def test_updates_of_a_cpu_are_timed_without_graphs(has_data: bool, tmp_path: Pat
         assert one["milliseconds"] == sorted(one["rounds"])[1]
         assert one["spread"] == pytest.approx((max(one["rounds"]) - min(one["rounds"])) / one["milliseconds"])
         assert one["tokens_per_second"] == pytest.approx(1e3 * one["rows"] * 128 / one["milliseconds"])
+
+
+# repeats
+
+
+def test_gradients_differ_where_any_pass_has_other_bits_than_the_first() -> None:
+    same, other = torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.5, 3.5])
+    passes = [{"a": same, "b": same}, {"a": same, "b": other}, {"a": same.clone(), "b": same}]
+    assert load("repeats").differing(passes) == {"b": {"elements": 3, "differ": 2}}
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_every_look_up_reads_the_same_and_has_the_same_gradient(rows: int) -> None:
+    table = torch.arange(15.0).view(5, 3).requires_grad_()
+    seats = torch.stack([torch.randperm(5) for _ in range(rows)])
+    weights = torch.arange(1.0, rows * 15 + 1).view(rows, 5, 3)
+    wanted = torch.zeros(5, 3)
+    for row, weight in zip(seats, weights, strict=True):
+        for seat, one in zip(row, weight, strict=True):
+            wanted[seat] += one
+    for look_up in load("repeats").LOOK_UPS.values():
+        found = look_up(table, seats)
+        assert found.tolist() == [[table[seat].tolist() for seat in row] for row in seats]
+        (gradient,) = torch.autograd.grad(found, table, weights)
+        assert gradient.tolist() == wanted.tolist()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is measured by the program itself")
+def test_passes_on_a_cpu_repeat_themselves(tmp_path: Path) -> None:
+    """Dropout and all, with positions in tables and by rotation."""
+    repeats, out = load("repeats"), tmp_path / "repeats.json"
+    options = repeats.Options(out, "tiny", ("mae_lm", "no_relative"), (2,), ("off",), passes=2)
+    found = repeats.measure(options)
+    assert json.loads(out.read_text()) == json.loads(json.dumps(found))
+    assert [(one["recipe"], one["rows"], one["differ"]) for one in found["recipes"]] == [
+        ("mae_lm_tiny", 2, {}), ("no_relative_tiny", 2, {})]  # fmt: skip
+    assert all(one["gradients"] > 50 for one in found["recipes"])
+    assert [one["look_up"] for one in found["tables"]] == list(repeats.LOOK_UPS)
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"passes": 1}, "--passes: found 1"), ({"compiled": ()}, "--compiled: found nothing"), ({"systems": ("x",)}, "x_"),
+])  # fmt: skip
+def test_passes_that_could_not_be_compared_are_refused(given: dict, said: str) -> None:
+    with pytest.raises(Refusal, match=said):
+        load("repeats").Options(**given)
+
+
+# joins
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is timed by the program itself")
+def test_joins_are_timed_as_the_study_trains_them(tmp_path: Path) -> None:
+    joins, out = load("joins"), tmp_path / "joins.json"
+    names = ("k=0,rate=0.15", "self,rate=0.5", "k=2,rate=0.5")
+    found = joins.measure(joins.Options(out, "tiny", 1, names, rounds=3, updates=1))
+    assert json.loads(out.read_text()) == json.loads(json.dumps(found))
+    assert {one["trial"] for one in found["trials"]} == set(names)
+    for one in found["trials"]:
+        assert one["milliseconds"] == sorted(one["rounds"])[1]
+        assert one["tokens_per_second"] == pytest.approx(1e3 * 512 / one["milliseconds"])
+    half = next(one for one in found["trials"] if one["trial"] == "k=2,rate=0.5")
+    _, run = read(["three_ml_tiny", "--data", "d", "--out", "o", "--masking.joins", "2:0:1", "--masking.rate", "0.5",
+                   "--shape.row-tokens", "512", "--shape.positions", "rotary"])  # fmt: skip
+    assert half["executed_flops_per_token"] == flops_per_token(run).executed
+
+
+def test_an_unknown_join_is_refused_by_name() -> None:
+    with pytest.raises(Refusal, match=r"--only: found k=5,rate=0.5; wanted some of: k=0,rate=0.15 "):
+        load("joins").Options(only=("k=5,rate=0.5",))
 
 
 # milliseconds

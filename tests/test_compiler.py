@@ -13,6 +13,7 @@ import torch
 
 from latemask.config import Training
 from latemask.errors import Refusal
+from latemask.model.stack import Door
 from latemask.training import compiler
 from latemask.training.compiler import begun_meanwhile, compiles
 
@@ -64,6 +65,20 @@ def test_no_table_is_looked_up_in_what_is_compiled(system, positions):
     command = [sys.executable, "-c", LOOK_UPS, system, positions]
     found = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent)
     assert found.stdout == "True []\n"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("rows", [64, 128])
+def test_positions_have_the_same_gradient_every_time(rows):
+    """With as many tokens as a batch has: the bits are those of the first pass, the values those of torch's look-up."""
+    torch.manual_seed(0)
+    table = torch.nn.Embedding(512, 768, device="cuda")
+    seats = torch.stack([torch.randperm(512, device="cuda") for _ in range(rows)])
+    above = torch.randn(rows, 512, 768, device="cuda")
+    assert torch.equal(Door.look_up(table, seats), table(seats))
+    first, *others = (torch.autograd.grad(Door.look_up(table, seats), table.weight, above)[0] for _ in range(6))
+    assert all(torch.equal(other, first) for other in others)
+    torch.testing.assert_close(first, torch.autograd.grad(table(seats), table.weight, above)[0], rtol=1e-5, atol=1e-4)
 
 
 WIDTHS = """

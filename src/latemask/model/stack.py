@@ -63,7 +63,13 @@ class Door(nn.Module):
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "B n D"], seats: Int[Tensor, "B n"]) -> Float[Tensor, "B n D"]:
-        return self.entered(x, None if self.positions is None else self.positions(seats))
+        return self.entered(x, None if self.positions is None else self.look_up(self.positions, seats))
+
+    @staticmethod
+    def look_up(table: nn.Embedding, seats: Int[Tensor, "B n"]) -> Float[Tensor, "B n D"]:
+        """Of few vectors, each many times: torch adds up such an embedding's gradient in an order of its own each time
+        on a GPU, where indexing's is always the same; on a CPU it is the other way round."""
+        return table.weight[seats] if seats.is_cuda else table(seats)
 
     def entered(self, x: Float[Tensor, "B n D"], positions: Float[Tensor, "B n D"] | None) -> Float[Tensor, "B n D"]:
         return self.dropout(self.norm(x if positions is None else x + positions))

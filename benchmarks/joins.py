@@ -1,0 +1,110 @@
+"""What an update costs at each of 3ML's joins and masking rates: milliseconds alone on the card, beside its FLOPs.
+
+    python benchmarks/joins.py --size base --rows 64 --out results/joins.json
+
+The trials are those of the study `three-ml` (studies.py), the most telling first, each built, timed and freed before
+the next; an update is what the loop of ``latemask pretrain`` makes of a batch (updates.py), of random ids. Where the
+runs of a study share their card, their own seconds say little: these are what their scores stand beside. The JSON is
+written anew after each trial.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch._dynamo
+from asked import asked, counts, read
+from refusals import program
+from studies import Trial, trials_of
+from updates import Updates, judged
+
+from latemask import console
+from latemask.bench import percent
+from latemask.cli import pretrain
+from latemask.config import replace
+from latemask.counts import flops_per_token
+from latemask.errors import Refusal
+from latemask.machine import machine_of
+from latemask.recipes import Size
+from latemask.training.distributed import pick_device
+from latemask.writing import write_json
+
+
+@dataclass(frozen=True)
+class Options:
+    """Time updates at 3ML's joins and rates."""
+
+    out: Path = Path("results/joins.json")
+    """The JSON."""
+    size: Size = "base"
+    """Of the recipes."""
+    rows: int = 64
+    """An update, all in one pass."""
+    only: tuple[str, ...] = ()
+    """Names of trials, such as self,rate=0.5; none given: all."""
+    rounds: int = 3
+    """Of each trial."""
+    updates: int = 10
+    """Of a round."""
+
+    def __post_init__(self) -> None:
+        counts(self, "rows", "rounds", "updates")
+        if unknown := set(self.only) - {trial.name for trial in self._study()}:
+            known = " ".join(trial.name for trial in self._study())
+            raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {known}")
+
+    def trials(self) -> list[Trial]:
+        """Those to time."""
+        return [trial for trial in self._study() if not self.only or trial.name in self.only]
+
+    def _study(self) -> list[Trial]:
+        told: Any = SimpleNamespace(study="three-ml", size=self.size, rows=self.rows, seeds=None, seconds=None,
+                                    tokens=None, rate=None)  # fmt: skip
+        return trials_of(told)[0]
+
+
+def timed(trial: Trial, options: Options, device: torch.device) -> dict[str, Any]:
+    """What the JSON says of a trial."""
+    torch._dynamo.reset()  # else shapes of all that went before would count as recompilations
+    _, run = pretrain.read([trial.recipe, "--data", "DATA", "--out", "OUT", *trial.flags])
+    assert run is not None
+    run = replace(run, {"training.micro_rows": options.rows, "training.validate_every": 0})
+    with ExitStack() as stack:
+        updates = Updates(run, None, device, stack)
+        rounds = [updates.make(options.updates) for _ in range(options.rounds)]
+        graphs = "on" if updates.parts.uses_graphs else "off"
+    tokens = options.rows * run.shape.row_tokens
+    return {"trial": trial.name, **judged(trial.recipe, options.rows, graphs, tokens, rounds),
+            "executed_flops_per_token": flops_per_token(run).executed}  # fmt: skip
+
+
+def measure(options: Options) -> dict[str, Any]:
+    """All trials, written down after each."""
+    device = pick_device()
+    found: dict[str, Any] = {"kind": "benchmark", "what": "updates at 3ML's joins and rates, each alone on the card",
+                             "trials": [], "settings": asked(options), **machine_of(device)}  # fmt: skip
+    for trial in options.trials():
+        found["trials"].append(timed(trial, options, device))
+        write_json(options.out, found)
+        console.say(f"{trial.name}: {found['trials'][-1]['milliseconds']:.1f} ms")
+    return found
+
+
+def main() -> None:
+    found = measure(read(Options))
+    first = found["trials"][0]
+    columns = ("trial", "ms", "spread", "of the first", "FLOPs of the first", "graphs")
+    console.table(f"Updates: {found['card']}", columns,
+                  [(one["trial"], one["milliseconds"], percent(one["spread"]),
+                    percent(one["milliseconds"] / first["milliseconds"]),
+                    percent(one["executed_flops_per_token"] / first["executed_flops_per_token"]), one["graphs"])
+                   for one in found["trials"]])  # fmt: skip
+
+
+if __name__ == "__main__":
+    program(main)
