@@ -52,18 +52,37 @@ def ended_of(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[
     return subprocess.run(command, cwd=folder, capture_output=True, text=True)
 
 
+def assert_refused(arguments: list[str], said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program's ``main`` in ``folder``, here: a line, status 1, and nothing else printed."""
+    program, main = load("refusals").program, load(arguments[0]).main
+    capsys.readouterr()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", arguments)
+        with pytest.raises(SystemExit) as ended:
+            program(main)
+    assert ended.value.code == said
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_refusal_is_one_line_and_status_1(tmp_path: Path) -> None:
+    done = ended_of(["attention", "--ways", "torch", "torch"], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "--ways: found torch twice; wanted each once\n")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("arguments", [
     ["start", "--data", "d"], ["processes", "--data", "d"], ["idle", "--data", "d"], ["sizes", "--size", "tiny"],
     ["curves", "--data", "d", "--recipe", "x"], ["soak"], ["prepare", "d", "--tokenizer", "t"],
     ["updates", "--size", "tiny"], ["repeats", "--size", "tiny"], ["joins", "--size", "tiny"],
 ])  # fmt: skip
-def test_a_result_that_could_not_be_kept_is_refused_before_anything_runs(arguments: list[str], tmp_path: Path) -> None:
+def test_a_result_that_could_not_be_kept_is_refused_before_anything_runs(
+    arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "file").touch()
     flag = "--json" if arguments[0] in ("soak", "prepare") else "--out"
-    done = ended_of([*arguments, flag, "file" if arguments[0] == "curves" else "file/x.json"], tmp_path)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr == f"{flag}: found {tmp_path / 'file'}, a file; wanted a folder to write into\n"
+    given = [*arguments, flag, "file" if arguments[0] == "curves" else "file/x.json"]
+    assert_refused(given, f"{flag}: found {tmp_path / 'file'}, a file; wanted a folder to write into", tmp_path, capsys)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -104,16 +123,16 @@ def test_counts_are_from_one_on_and_some() -> None:
 
 
 @pytest.mark.parametrize(("arguments", "said"), [
-    (["attention", "--ways", "torch", "torch"], "--ways: found torch twice"),
     (["milliseconds", "--only", "mlm", "mlm"], "--only: found mlm twice"),
     (["processes", "--data", ".", "--cards-list", "1", "2", "1"], "--cards-list: found 1 twice"),
     (["curves", "--data", ".", "--cards", "0", "0"], "--cards: found 0 twice"),
     (["evidence", "collapse", "--data", ".", "--out", "o", "--cards", "0", "0"], "--cards: found 0 twice"),
     (["finetune", "speed", "--data", ".", "--systems", "latemask", "latemask"], "--systems: found latemask twice"),
 ])  # fmt: skip
-def test_what_is_named_twice_is_refused_before_anything_runs(arguments: list[str], said: str, tmp_path: Path) -> None:
-    done = ended_of(arguments, tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"{said}; wanted each once\n")
+def test_what_is_named_twice_is_refused_before_anything_runs(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert_refused(arguments, f"{said}; wanted each once", tmp_path, capsys)
     assert not list(tmp_path.iterdir())
 
 
