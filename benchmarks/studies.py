@@ -141,7 +141,7 @@ def objectives(asked: Asked) -> list[Trial]:
     label = "" if clock is None else f",seconds={clock:g}"
     return [
         Trial(system + label, f"{system}_{size}", (*_short(asked, f"{system}_{size}", 250_000_000), *ends))
-        for system in ("mlm", "mae_lm", "three_ml_self")
+        for system in ("mlm", "mae_lm", "three_ml_self", "three_ml")
     ]
 
 

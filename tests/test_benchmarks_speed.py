@@ -23,6 +23,7 @@ from latemask.cli.pretrain import read
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.kernels import linear_cross_entropy, relative_attention
+from latemask.report.folders import RunFolder
 from training_support import wait_until, write_store
 
 curves, processes, start, tiles = load("curves"), load("processes"), load("start"), load("tiles")
@@ -774,6 +775,43 @@ def test_joins_are_timed_as_the_study_trains_them(tmp_path: Path) -> None:
 def test_an_unknown_join_is_refused_by_name() -> None:
     with pytest.raises(Refusal, match=r"--only: found k=5,rate=0.5; wanted some of: k=0,rate=0.15 "):
         load("joins").Options(only=("k=5,rate=0.5",))
+
+
+# alone
+
+
+def test_runs_that_shared_a_card_are_told_by_the_clock_of_one_alone(tmp_path: Path) -> None:
+    """Seconds of journals and of what was measured of their checkpoints, speeds and MFU; losses stay."""
+    alone = load("alone")
+    _, run = read(["three_ml_tiny", "--data", "d", "--out", "o", "--masking.joins", "2:0:1", "--masking.rate", "0.5",
+                   *load("studies").short_run(2048, "three_ml_tiny", 1)])  # fmt: skip
+    settings = {"size": "tiny", "rows": 1}
+    costs = {"settings": settings, "trials": [{"trial": "k=0,rate=0.15", "milliseconds": 9.0},
+                                              {"trial": "k=2,rate=0.5", "milliseconds": 500.0}]}  # fmt: skip
+    lines = [{"kind": "start", "step": 0, "run": json.loads(run.to_json())},
+             train_line(4, seconds=77.0, tokens_per_second=512.0, mfu=0.1),
+             {"kind": "save", "step": 4, "seconds": 77.0}]  # fmt: skip
+    result = {"kind": "blimp", "model": {"step": 4, "pretraining_seconds": 77.0}, "score": 0.6}
+    folder = RunFolder("x", tmp_path, lines, [result, {"kind": "rank"}])
+    found = alone.alone(folder, alone.milliseconds_of(costs))
+    assert found.card_seconds == 2.0
+    assert found.saved_at == {4: 2.0}
+    assert found.lines[1] == lines[1] | {"seconds": 2.0, "tokens_per_second": 1024.0, "mfu": 0.2}
+    assert found.results == [result | {"model": {"step": 4, "pretraining_seconds": 2.0}}, {"kind": "rank"}]
+    with pytest.raises(Refusal, match="a run like none of the trials"):
+        alone.alone(folder, alone.milliseconds_of(costs | {"trials": costs["trials"][:1]}))
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"settings": {"size": "tiny", "rows": 1}, "trials": [{}]}'])
+def test_costs_that_are_none_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (costs := tmp_path / "costs.json").write_text(text)
+    program, main = load("refusals").program, load("alone").main
+    said = r"^--costs: found .*costs\.json \(.*; wanted JSON of benchmarks/joins\.py"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["alone", "x", "--costs", str(costs), "--out", str(tmp_path / "o")])
+        with pytest.raises(SystemExit, match=said):
+            program(main)
+    assert list(tmp_path.iterdir()) == [costs]
 
 
 # milliseconds

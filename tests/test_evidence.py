@@ -86,7 +86,7 @@ def test_paired_runs_see_the_same_data_and_as_many_tokens(tmp_path):
             _, run = read(job.command[4:])
             assert run is not None
             runs[job.name] = run.training
-    systems = ("mlm", "mae_lm", "three_ml_self")
+    systems = ("mlm", "mae_lm", "three_ml_self", "three_ml")
     assert set(runs) == {f"{system},seed={seed}" for system in systems for seed in (4, 5)}
     assert runs["mlm,seed=4"] == runs["mae_lm,seed=4"] == runs["three_ml_self,seed=4"] != runs["mlm,seed=5"]
     assert runs["mlm,seed=4"].learning_rate == 4e-4
@@ -111,7 +111,7 @@ def test_a_decoder_has_half_the_rate_where_the_warm_up_is_short(tmp_path):
     for tokens, rate in ((250_000_000, 4e-4), (100_000_000, 2e-4)):
         jobs = evidence.jobs_of(options("objectives", tmp_path, seeds=(4,), tokens=tokens))
         runs = [read(job.command[4:])[1] for job in jobs if job.command[3] == "pretrain"]
-        assert [run.training.learning_rate for run in runs if run is not None] == [4e-4, rate, rate]
+        assert [run.training.learning_rate for run in runs if run is not None] == [4e-4, rate, rate, 4e-4]
 
 
 @pytest.mark.parametrize(("study", "flag", "value"), [
