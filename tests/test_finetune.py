@@ -597,13 +597,6 @@ def test_texts_that_are_cut_are_said_with_the_length_that_held(changes, cut, tex
     assert [result["data"]["train"][name] for name in ("cut", "most_tokens")] == [cut, most]
 
 
-def test_two_processes_share_a_queue(folders, tmp_path):
-    folder, _ = folders
-    [row] = finetune(options_of(folder, tmp_path, parallel=2, seeds=4, epochs=1))
-    assert row["runs"] == len(list(tmp_path.glob("own-*.json"))) == 4
-    assert not list(tmp_path.glob("*.claim*"))
-
-
 def test_training_texts_are_given_up_before_training(folders, tmp_path, monkeypatch):
     """Of a task of 393,000 pairs they would take more memory than its rows."""
     folder, _ = folders
@@ -627,7 +620,7 @@ def test_training_texts_are_given_up_before_training(folders, tmp_path, monkeypa
     assert alive == [None]
 
 
-def test_what_every_process_meets_is_said_once(folders, tmp_path, capfd):
+def test_two_processes_share_a_queue_and_what_each_meets_is_said_once(folders, tmp_path, capfd):
     folder, step = folders
     shutil.copytree(step.parent, tmp_path / "run")
     shutil.copytree(step, tmp_path / "run" / "step-0000009")
@@ -636,7 +629,9 @@ def test_what_every_process_meets_is_said_once(folders, tmp_path, capfd):
     (tmp_path / "dev.jsonl").write_text((folder / "dev.jsonl").read_text())
     options = options_of(tmp_path, tmp_path / "out", model=str(tmp_path / "run"), parallel=2, seeds=4, epochs=1,
                          save=True, sequence_tokens=10)  # fmt: skip
-    finetune(options)
+    [row] = finetune(options)
+    assert row["runs"] == len(list((tmp_path / "out").glob("own-*.json"))) == 4
+    assert not list((tmp_path / "out").glob("*.claim*"))
     said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("warning: ")]
     words = ("passed over step-0000009", "every row is in the training data", "2 of 66 rows left out", "own train: ",
              "own dev: ")  # fmt: skip
@@ -746,16 +741,16 @@ finetune({options_of(folder, tmp_path, epochs=200)!r})
     assert [path.name for path in tmp_path.glob("*.claim*")] == [claim.name]
 
 
-@pytest.mark.parametrize("parallel", [1, 2])
-def test_told_to_end_it_gives_up_the_claims_of_all_its_lanes(parallel, folders, tmp_path):
+def test_told_to_end_it_gives_up_the_claims_of_all_its_lanes(folders, tmp_path):
+    """One process; test_workers tells two."""
     folder, _ = folders
     command = [sys.executable, "-m", "latemask", "finetune", str(folder / "runs" / "x"), "--task", "own", "--data",
                str(folder), "--train", "train.jsonl", "--dev", "dev.jsonl", "--label", "animal", "--out", str(tmp_path),
-               "--epochs", "2000", "--seeds", "5", "--together", "2", "--parallel", str(parallel)]  # fmt: skip
+               "--epochs", "2000", "--seeds", "5", "--together", "2"]  # fmt: skip
     process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
     try:
         for _ in range(1200):
-            if len(list(tmp_path.glob("*.claim-0"))) == 2 * parallel:
+            if len(list(tmp_path.glob("*.claim-0"))) == 2:
                 break
             time.sleep(0.1)
         process.terminate()

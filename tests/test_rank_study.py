@@ -35,6 +35,7 @@ from latemask.text.prepare import prepare
 from latemask.text.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
 from latemask.training import checkpoint
 from latemask.writing import write_json
+from trained import verified_here
 
 SHAPE = Shape(depth=3, width=16, heads=2, feedforward=32, row_tokens=20, vocabulary=60)
 GROWING = (Join(0, 0, 0.3), Join(1, 0.3, 0.6), Join(2, 0.6, 1))
@@ -431,7 +432,8 @@ def test_what_is_finetuned_from_a_run_knows_whether_its_encoder_saw_masks(system
 
 def test_an_export_knows_whether_its_encoder_saw_masks(folder, tmp_path, capsys):
     """With its decoder; test_export asks every other."""
-    out = export(save_run(folder / "exported", tiny("mae_lm", folder)), tmp_path / "out", kind="masked-lm").folder
+    with verified_here():
+        out = export(save_run(folder / "exported", tiny("mae_lm", folder)), tmp_path / "out", kind="masked-lm").folder
     file = tmp_path / "rank.json"
     run_rank(RankOptions(str(out), str(folder / "text.txt"), tokens=300, out=str(file), device="cpu"))
     assert [layer["masks"] for layer in json.loads(file.read_text())["layers"]] == [None] * 5

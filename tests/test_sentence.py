@@ -15,7 +15,7 @@ from latemask.hf.exporting import export
 from latemask.hf.loading import load_encoder, load_tokenizer_of
 from latemask.hf.vectors import framed
 from samples import small
-from trained import byte_level, write_run
+from trained import byte_level, verified_here, write_run
 
 TEXTS = ["the cat and the dog saw the bird", "Paris is the capital of France. " * 20, "", "  spaces \n around  ",
          "naïve café – 東京", "<mask> in </s> a text"]  # fmt: skip
@@ -32,7 +32,8 @@ def folder(request, tmp_path_factory) -> Path:
     """A run and its export, of each class that an export may have."""
     folder = tmp_path_factory.mktemp(request.param)
     write_run(folder / "run", small("mae_lm", **SYSTEMS[request.param]), byte_level())
-    assert export(folder / "run", folder / "out").model_class == request.param
+    with verified_here():
+        assert export(folder / "run", folder / "out").model_class == request.param
     return folder
 
 
@@ -69,7 +70,8 @@ def test_the_files_say_mean_over_all_tokens_of_the_whole_row(folder):
 
 def test_an_export_that_fills_masks_is_not_offered_for_sentences(tmp_path):
     write_run(tmp_path / "run", small("mae_lm"), byte_level())
-    export(tmp_path / "run", tmp_path / "out", kind="masked-lm")
+    with verified_here():
+        export(tmp_path / "run", tmp_path / "out", kind="masked-lm")
     assert not (tmp_path / "out" / "modules.json").exists()
 
 

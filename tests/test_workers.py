@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 FINETUNE = ["finetune", "run", "--task", "own", "--data", ".", "--train", "train.jsonl", "--dev", "dev.jsonl",
             "--label", "animal", "--seeds", "4", "--epochs", "5000", "--learning-rate", "1e-3", "--batch-rows", "8",
-            "--parallel", "2"]  # fmt: skip
+            "--parallel", "2", "--together", "2"]  # fmt: skip
 PREPARE = ["prepare", "text.txt", "--tokenizer", "tok", "--workers", "2"]
 
 
@@ -63,7 +63,8 @@ def start(command: list[str], folder: Path, out: Path) -> subprocess.Popen:
 
 
 def both_are_at_it(out: Path, session: int) -> bool:
-    return len(list(out.glob("*.claim-?"))) == 2
+    """With two points each."""
+    return len(list(out.glob("*.claim-?"))) == 4
 
 
 def one_is_born(out: Path, session: int) -> bool:
@@ -216,7 +217,7 @@ def ends_late(path: str) -> None:
 
 
 def test_who_ends_workers_waits_for_them(tmp_path: Path) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=ends_late, args=(str(tmp_path),))
+    process = multiprocessing.get_context("fork").Process(target=ends_late, args=(str(tmp_path),))
     process.start()
     wait_until(lambda: (tmp_path / "ready").exists())
     workers.end([process])

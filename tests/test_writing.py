@@ -3,9 +3,11 @@ left."""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import resource
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,7 +21,6 @@ from latemask.downstream import claims
 from latemask.errors import Refusal
 from latemask.training import journal
 from latemask.writing import check_file, check_folder, check_free, write_json, write_whole, written_aside
-from training_support import Process, wait_until
 
 WATCHED = {module.__file__ for module in (writing, claims, journal)}
 
@@ -61,6 +62,19 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
+def in_a_small_process(test: Callable[[Path], None]) -> Callable[[Path], None]:
+    """``test`` in a process without torch, which forks in a tenth of the time: this file is its own program."""
+
+    @functools.wraps(test)
+    def asked(tmp_path: Path) -> None:
+        command = [sys.executable, __file__, test.__name__, str(tmp_path)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+    return asked
+
+
+@in_a_small_process
 def test_a_file_that_has_its_name_has_nothing_beside_it(tmp_path: Path) -> None:
     met = set()
     for place in every_kill(
@@ -74,6 +88,7 @@ def test_a_file_that_has_its_name_has_nothing_beside_it(tmp_path: Path) -> None:
     assert met == {"old", "new"}
 
 
+@in_a_small_process
 def test_a_folder_is_whole_or_comes_back(tmp_path: Path) -> None:
     def work(place: Path, text: str = "new") -> None:
         check_free(place / "out", True, "mark")
@@ -91,6 +106,7 @@ def test_a_folder_is_whole_or_comes_back(tmp_path: Path) -> None:
     assert met == {"old", "new"}
 
 
+@in_a_small_process
 def test_a_point_of_a_queue_is_done_once_and_leaves_its_result_alone(tmp_path: Path) -> None:
     def work(place: Path) -> None:
         with claims.claimed(place, "x") as is_ours:
@@ -142,6 +158,7 @@ def test_a_signal_at_any_line_gives_a_claim_up(tmp_path: Path) -> None:
         assert names(place) == ["x.json"]
 
 
+@in_a_small_process
 def test_a_journal_loses_no_line_that_it_keeps(tmp_path: Path) -> None:
     def begin(place: Path) -> None:
         book = journal.Journal(place / "journal.jsonl")
@@ -158,6 +175,8 @@ def test_a_journal_loses_no_line_that_it_keeps(tmp_path: Path) -> None:
 
 def test_writers_of_one_file_wait_for_each_other(tmp_path: Path) -> None:
     """Six processes write one file at once, over and over: at every look it is whole, and nothing is left beside it."""
+    from training_support import Process, wait_until
+
     path, texts = tmp_path / "a", {letter * 100_000 for letter in "abcdef"}
 
     def work(text: str) -> None:
@@ -174,6 +193,8 @@ def test_writers_of_one_file_wait_for_each_other(tmp_path: Path) -> None:
 
 
 def test_a_disk_that_is_full_and_a_place_that_is_none_are_named(tmp_path: Path) -> None:
+    from training_support import Process
+
     def work() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         write_whole(tmp_path / "a", "new" * 1000)
@@ -216,3 +237,7 @@ def test_what_stands_where_a_folder_is_to_be_is_named(tmp_path):
             check_folder(out)
         assert (refused.value.where, refused.value.found) == (str(out), found)
     check_folder(tmp_path / "new" / "below")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]].__wrapped__(Path(sys.argv[2]))

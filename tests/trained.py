@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import tokenizers
 from tokenizers import models, trainers
 
@@ -42,3 +45,13 @@ def write_run(folder: Path, run: Run, tokenizer: Tokenizer, updates: int = 3, **
     run = replace(run, shape=shape, training=replace(run.training, **training))
     model, state = pretrainer_of(run).float(), checkpoint.State(updates=updates)
     return checkpoint.write(folder, run, state, model.state_dict(), {}, tokenizer.library.to_str().encode())
+
+
+@contextmanager
+def verified_here() -> Iterator[None]:
+    """What is exported answers in this process and not in a fresh one, which takes seconds to import transformers."""
+    from latemask.hf import fresh, verification
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(verification, "_ask", fresh.answer)
+        yield
