@@ -76,8 +76,11 @@ def attention_errors(case: tuple, device: str) -> list[float]:
     from latemask.kernels import relative_attention as kernel
 
     queries, keys, width, far, dtype, dropout, has_groups, order, packed, has_table = case
+    if (device, queries, keys) == ("cuda", 256, 256):
+        queries = keys = 512  # too slow for the interpreter, which meets as many kinds of tiles in 256
     n = max(queries, keys)
-    rows, heads = (1, 1) if n > 100 and device == "cpu" else (2, 2)
+    rows, heads = (1, 1) if n > 128 and device == "cpu" else (2, 2)
+    torch.manual_seed(0)  # dropout's noise is not the generator's
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size: int) -> torch.Tensor:
@@ -260,13 +263,14 @@ def same_twice(device: str) -> list[float]:
     from latemask.kernels import relative_attention as kernel
 
     generator = torch.Generator().manual_seed(0)
-    projected = torch.randn(2, 70, 3 * 64, generator=generator).to(device, BF16).requires_grad_()
+    tokens = 70 if device == "cpu" else 500
+    projected = torch.randn(2, tokens, 3 * 64, generator=generator).to(device, BF16).requires_grad_()
     table = torch.randn(2, 41, generator=generator).to(device).requires_grad_()
-    seats = torch.stack([torch.randperm(80, generator=generator)[:70] for _ in range(2)]).int().to(device)
+    seats = torch.stack([torch.randperm(tokens + 10, generator=generator)[:tokens] for _ in range(2)]).int().to(device)
     runs = []
     for _ in range(2):
         torch.manual_seed(3)
-        out = kernel.self_attention(projected, 2, kernel.Relative(table, seats, seats, None, None, 79), 0.1)
+        out = kernel.self_attention(projected, 2, kernel.Relative(table, seats, seats, None, None, tokens + 9), 0.1)
         runs.append((out, *torch.autograd.grad(out.float().square().sum(), (projected, table))))
     return [float((a != b).sum()) for a, b in zip(*runs, strict=True)]
 
