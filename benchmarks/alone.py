@@ -26,8 +26,9 @@ from latemask.fields import dotted
 from latemask.report.folders import RunFolder, read_folders
 from latemask.report.page import write_report
 
-PARTS = ("shape.", "masking.", "decoder.", "training.batch_rows")
-"""Of a run's fields: what an update costs depends on them alone."""
+PARTS = ("shape.", "masking.", "decoder.", "training.batch_rows", "training.micro_rows", "training.precision",
+         "training.compile", "training.recompute", "training.graphs")  # fmt: skip
+"""Of a run's fields: what an update costs depends on them."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ def alone(folder: RunFolder, costs: list[tuple[dict[str, Any], float]]) -> RunFo
     """``folder`` with seconds and speeds in its journal and results as they would be alone. Raises ``Refusal`` where no
     trial is like it."""
     telling = _telling(folder.fields)
-    milliseconds = next((taken for fields, taken in costs if fields.items() <= telling.items()), None)
+    milliseconds = next((taken for fields, taken in costs if fields == telling), None)
     if milliseconds is None:
         raise Refusal(str(folder.path), "a run like none of the trials of --costs", "one of them")
     row_tokens = folder.fields["training.batch_rows"] * folder.fields["shape.row_tokens"]
@@ -93,11 +94,10 @@ def main() -> None:
     options = tyro.cli(Options)
     try:
         costs = json.loads(options.costs.read_text())
-        found = milliseconds_of(costs)
+        found, title = milliseconds_of(costs), f"By the clock of an update alone on a {costs['card']}"
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise Refusal("--costs", f"{options.costs} ({error})", "JSON of benchmarks/joins.py") from None
     folders = [alone(folder, found) for folder in read_folders(options.runs)]
-    title = f"By the clock of an update alone on a {costs['card']}"
     for path in write_report(folders, options.out, title):
         console.say(f"wrote {path}")
 

@@ -67,8 +67,9 @@ class Options:
 
     def __post_init__(self) -> None:
         counts(self, "rows", "passes")
-        if not self.compiled:
-            raise Refusal("--compiled", "nothing", "one or both of: on, off")
+        for name in ("systems", "compiled"):
+            if not getattr(self, name):
+                raise Refusal(f"--{name}", "nothing", "one or more")
         if self.passes < 2:
             raise Refusal("--passes", str(self.passes), "two or more to compare")
         for system in self.systems:

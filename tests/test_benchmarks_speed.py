@@ -746,7 +746,8 @@ def test_passes_on_a_cpu_repeat_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "said"), [
-    ({"passes": 1}, "--passes: found 1"), ({"compiled": ()}, "--compiled: found nothing"), ({"systems": ("x",)}, "x_"),
+    ({"passes": 1}, "--passes: found 1"), ({"compiled": ()}, "--compiled: found nothing"),
+    ({"systems": ()}, "--systems: found nothing"), ({"systems": ("x",)}, "x_"),
 ])  # fmt: skip
 def test_passes_that_could_not_be_compared_are_refused(given: dict, said: str) -> None:
     with pytest.raises(Refusal, match=said):
@@ -786,7 +787,7 @@ def test_runs_that_shared_a_card_are_told_by_the_clock_of_one_alone(tmp_path: Pa
     _, run = read(["three_ml_tiny", "--data", "d", "--out", "o", "--masking.joins", "2:0:1", "--masking.rate", "0.5",
                    *load("studies").short_run(2048, "three_ml_tiny", 1)])  # fmt: skip
     settings = {"size": "tiny", "rows": 1}
-    costs = {"settings": settings, "trials": [{"trial": "k=0,rate=0.15", "milliseconds": 9.0},
+    costs = {"settings": settings, "card": "C", "trials": [{"trial": "k=0,rate=0.15", "milliseconds": 9.0},
                                               {"trial": "k=2,rate=0.5", "milliseconds": 500.0}]}  # fmt: skip
     lines = [{"kind": "start", "step": 0, "run": json.loads(run.to_json())},
              train_line(4, seconds=77.0, tokens_per_second=512.0, mfu=0.1),
@@ -800,9 +801,17 @@ def test_runs_that_shared_a_card_are_told_by_the_clock_of_one_alone(tmp_path: Pa
     assert found.results == [result | {"model": {"step": 4, "pretraining_seconds": 2.0}}, {"kind": "rank"}]
     with pytest.raises(Refusal, match="a run like none of the trials"):
         alone.alone(folder, alone.milliseconds_of(costs | {"trials": costs["trials"][:1]}))
+    _, other = read(["three_ml_tiny", "--data", "d", "--out", "o", "--masking.joins", "2:0:1", "--masking.rate", "0.5",
+                     *load("studies").short_run(2048, "three_ml_tiny", 1), "--training.recompute", "True"])  # fmt: skip
+    lines[0]["run"] = json.loads(other.to_json())
+    with pytest.raises(Refusal, match="a run like none of the trials"):
+        alone.alone(RunFolder("y", tmp_path, lines), alone.milliseconds_of(costs))
 
 
-@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"settings": {"size": "tiny", "rows": 1}, "trials": [{}]}'])
+@pytest.mark.parametrize("text", [
+    "", "[1]", "{}", '{"settings": {"size": "tiny", "rows": 1}, "trials": [{}]}',
+    '{"settings": {"size": "tiny", "rows": 1}, "trials": [{"trial": "k=0,rate=0.15", "milliseconds": 1}]}',
+])  # fmt: skip
 def test_costs_that_are_none_are_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (costs := tmp_path / "costs.json").write_text(text)
     program, main = load("refusals").program, load("alone").main
