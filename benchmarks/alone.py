@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ class Options:
 
     runs: tyro.conf.Positional[tuple[Path, ...]]
     """Their folders."""
-    costs: Path
-    """JSON of joins.py."""
+    costs: tuple[Path, ...]
+    """JSON of joins.py on one kind of card; of a trial that several hold the first counts."""
     out: Path = Path("alone.html")
     """The page; Markdown and figures stand beside it."""
 
@@ -90,13 +91,26 @@ def alone(folder: RunFolder, costs: list[tuple[dict[str, Any], float]]) -> RunFo
     return dataclasses.replace(folder, lines=list(map(line, folder.lines)), results=list(map(result, folder.results)))
 
 
+def read_costs(paths: Sequence[Path]) -> tuple[list[tuple[dict[str, Any], float]], str]:
+    """``milliseconds_of`` each file, and the card. Raises ``Refusal`` for what is no such file, and for two cards."""
+    found, cards = [], {}
+    for path in paths:
+        try:
+            costs = json.loads(path.read_text())
+            found += milliseconds_of(costs)
+            cards[costs["card"]] = path
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise Refusal("--costs", f"{path} ({error})", "JSON of benchmarks/joins.py") from None
+    if len(cards) != 1:
+        told = ", ".join(f"{path} of a {card}" for card, path in cards.items())
+        raise Refusal("--costs", told or "nothing", "one or more, all of one kind of card")
+    return found, next(iter(cards))
+
+
 def main() -> None:
     options = tyro.cli(Options)
-    try:
-        costs = json.loads(options.costs.read_text())
-        found, title = milliseconds_of(costs), f"By the clock of an update alone on a {costs['card']}"
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise Refusal("--costs", f"{options.costs} ({error})", "JSON of benchmarks/joins.py") from None
+    found, card = read_costs(options.costs)
+    title = f"By the clock of an update alone on a {card}"
     folders = [alone(folder, found) for folder in read_folders(options.runs)]
     for path in write_report(folders, options.out, title):
         console.say(f"wrote {path}")

@@ -808,6 +808,23 @@ def test_runs_that_shared_a_card_are_told_by_the_clock_of_one_alone(tmp_path: Pa
         alone.alone(RunFolder("y", tmp_path, lines), alone.milliseconds_of(costs))
 
 
+def test_costs_come_from_several_files_of_one_card(tmp_path: Path) -> None:
+    def of(name: str, card: str, **milliseconds: float) -> Path:
+        trials = [{"trial": f"k={layer[1:]},rate=0.5", "milliseconds": one} for layer, one in milliseconds.items()]
+        costs = {"settings": {"size": "tiny", "rows": 1}, "card": card, "trials": trials}
+        (tmp_path / name).write_text(json.dumps(costs))
+        return tmp_path / name
+
+    first, second, other = of("1", "C", k0=1.0, k2=2.0), of("2", "C", k2=5.0, k3=3.0), of("3", "D", k0=1.0)
+    read_costs = load("alone").read_costs
+    found, card = read_costs([first, second])
+    joins = [(fields["masking.joins"][0][0], taken) for fields, taken in found]
+    assert (joins, card) == ([("0", 1.0), ("2", 2.0), ("2", 5.0), ("3", 3.0)], "C")
+    for wrong, said in (([first, other], "1 of a C, .*3 of a D; wanted"), ([], "--costs: found nothing")):
+        with pytest.raises(Refusal, match=said):
+            read_costs(wrong)
+
+
 @pytest.mark.parametrize("text", [
     "", "[1]", "{}", '{"settings": {"size": "tiny", "rows": 1}, "trials": [{}]}',
     '{"settings": {"size": "tiny", "rows": 1}, "trials": [{"trial": "k=0,rate=0.15", "milliseconds": 1}]}',
