@@ -12,7 +12,7 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -153,7 +153,8 @@ def entries_of(size: Size, options: BenchOptions, compiles: bool, has_float8: bo
         entries.append(Entry("modernbert", mlm, some, peer="modernbert"))
     if not compiles:
         entries = [dataclasses.replace(entry, compiled="no") for entry in entries]
-    _check_only(options, [entry.name for entry in entries])
+    if unknown := set(options.only) - {entry.name for entry in entries}:
+        raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {'; '.join(entry.name for entry in entries)}")
     return [entry for entry in entries if not options.only or entry.name in options.only]
 
 
@@ -163,12 +164,7 @@ def _refuse_unknown(options: BenchOptions) -> None:
     everything = dataclasses.replace(options, only=())
     known = dict.fromkeys(entry.name for size in sizes for compiles in (False, True)
                           for entry in entries_of(size, everything, compiles, has_float8=True))  # fmt: skip
-    _check_only(options, known)
-
-
-def _check_only(options: BenchOptions, known: Collection[str]) -> None:
-    """Raise ``Refusal`` for an entry that is none of the ``known``."""
-    if unknown := set(options.only) - set(known):
+    if unknown := set(options.only) - known.keys():
         raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {'; '.join(known)}")
 
 
