@@ -1,7 +1,7 @@
 """A report of runs that shared their card, by the clock that each would have had alone on it.
 
-    python benchmarks/alone.py results/evidence/three-ml/*rate=* results/evidence/masks/mlm \
-        --costs results/joins_small.json --out results/evidence/three-ml/alone.html
+    python benchmarks/alone.py results/evidence/masks/mlm results/evidence/three-ml/*rate=* \
+        --costs results/joins_small.json --out results/evidence/three-ml/report.html
 
 The costs are those of joins.py, milliseconds of an update of each trial alone: a run's seconds are its updates times
 those of the trial of its own shape, masking and decoder. All else is ``latemask report``'s.
@@ -18,10 +18,10 @@ from typing import Any
 
 import tyro
 from joins import Options as JoinsOptions
+from joins import run_of
 from refusals import program
 
 from latemask import console
-from latemask.cli import pretrain
 from latemask.errors import Refusal
 from latemask.fields import dotted
 from latemask.report.folders import RunFolder, read_folders
@@ -48,13 +48,8 @@ def milliseconds_of(costs: dict[str, Any]) -> list[tuple[dict[str, Any], float]]
     """Of each trial: the fields that tell what its update costs, and the milliseconds of one."""
     settings = costs["settings"]
     measured = {one["trial"]: one["milliseconds"] for one in costs["trials"]}
-    found = []
-    for trial in JoinsOptions(size=settings["size"], rows=settings["rows"], only=tuple(measured)).trials():
-        _, run = pretrain.read([trial.recipe, "--data", "DATA", "--out", "OUT", *trial.flags])
-        assert run is not None
-        fields = dotted(json.loads(run.to_json()))
-        found.append((_telling(fields), measured[trial.name]))
-    return found
+    trials = JoinsOptions(size=settings["size"], rows=settings["rows"], only=tuple(measured)).trials()
+    return [(_telling(dotted(json.loads(run_of(trial).to_json()))), measured[trial.name]) for trial in trials]
 
 
 def _telling(fields: dict[str, Any]) -> dict[str, Any]:

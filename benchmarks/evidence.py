@@ -37,7 +37,7 @@ from asked import counts, each_once, words
 from cards import Queue
 from jobs import SAVED, Job, Runner, collect
 from refusals import program
-from studies import TAKEN_BY, Measure, Study, trials_of
+from studies import TAKEN_BY, Measure, Study, named, trials_of
 
 from latemask.cli import pretrain
 from latemask.cli.options import parse
@@ -145,9 +145,8 @@ class Options:
 def jobs_of(options: Options) -> list[Job]:
     """Each pretraining, then what is measured of it, the cheap things before the dear: what a slice ends is whole."""
     trials, measures = trials_of(options)
-    if unknown := set(options.only) - {trial.name for trial in trials}:
-        raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {' '.join(trial.name for trial in trials)}")
-    trials = [trial for trial in trials[: options.trials] if not options.only or trial.name in options.only]
+    first = trials[: options.trials]
+    trials = [trial for trial in named(trials, options.only) if trial in first]
     if not trials:
         raise Refusal("--only", f"none of the first {options.trials}", "some of them, or no --trials")
     latemask = (sys.executable, "-m", "latemask")

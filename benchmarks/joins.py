@@ -20,15 +20,14 @@ import torch
 import torch._dynamo
 from asked import asked, counts, read
 from refusals import program
-from studies import Trial, trials_of
+from studies import Trial, named, trials_of
 from updates import Updates, judged
 
 from latemask import console
 from latemask.bench import percent
 from latemask.cli import pretrain
-from latemask.config import replace
+from latemask.config import Run, replace
 from latemask.counts import flops_per_token
-from latemask.errors import Refusal
 from latemask.machine import machine_of
 from latemask.recipes import Size
 from latemask.training.distributed import pick_device
@@ -54,26 +53,26 @@ class Options:
 
     def __post_init__(self) -> None:
         counts(self, "rows", "rounds", "updates")
-        if unknown := set(self.only) - {trial.name for trial in self._study()}:
-            known = " ".join(trial.name for trial in self._study())
-            raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {known}")
+        self.trials()  # an unknown name ends the program here
 
     def trials(self) -> list[Trial]:
-        """Those to time."""
-        return [trial for trial in self._study() if not self.only or trial.name in self.only]
-
-    def _study(self) -> list[Trial]:
+        """Those to time. Raises ``Refusal`` for a name that is none of the study's."""
         told: Any = SimpleNamespace(study="three-ml", size=self.size, rows=self.rows, seeds=None, seconds=None,
                                     tokens=None, rate=None)  # fmt: skip
-        return trials_of(told)[0]
+        return named(trials_of(told)[0], self.only)
+
+
+def run_of(trial: Trial) -> Run:
+    """As ``latemask pretrain`` reads its flags."""
+    _, run = pretrain.read([trial.recipe, "--data", "DATA", "--out", "OUT", *trial.flags])
+    assert run is not None
+    return run
 
 
 def timed(trial: Trial, options: Options, device: torch.device) -> dict[str, Any]:
     """What the JSON says of a trial."""
     torch._dynamo.reset()  # else shapes of all that went before would count as recompilations
-    _, run = pretrain.read([trial.recipe, "--data", "DATA", "--out", "OUT", *trial.flags])
-    assert run is not None
-    run = replace(run, {"training.micro_rows": options.rows, "training.validate_every": 0})
+    run = replace(run_of(trial), {"training.micro_rows": options.rows, "training.validate_every": 0})
     with ExitStack() as stack:
         updates = Updates(run, None, device, stack)
         rounds = [updates.make(options.updates) for _ in range(options.rounds)]

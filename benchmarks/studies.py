@@ -7,10 +7,11 @@ A study is its trials (a recipe and flags), the most telling first, and its meas
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
+from latemask.errors import Refusal
 from latemask.recipes import recipe
 
 WARMUP_SHARE = 0.3
@@ -75,6 +76,13 @@ def trials_of(asked: Asked) -> tuple[list[Trial], tuple[Measure, ...]]:
         for seed in seeds
         for trial in trials
     ], measures
+
+
+def named(trials: Sequence[Trial], only: Collection[str]) -> list[Trial]:
+    """Those of these names, or all where there are none. Raises ``Refusal`` for a name that is none of the trials'."""
+    if unknown := set(only) - {trial.name for trial in trials}:
+        raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {' '.join(trial.name for trial in trials)}")
+    return [trial for trial in trials if not only or trial.name in only]
 
 
 def short_run(
