@@ -14,6 +14,8 @@ import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
 
+from latemask.config import Run, typed
+from latemask.counts import flops_per_token
 from latemask.downstream.tasks import GLUE
 from latemask.report import plots
 from latemask.report.curves import checkpoint_drawings
@@ -297,6 +299,44 @@ def test_quality_stands_beside_cost_and_a_figure_joins_the_front(tmp_path):
     assert not front_drawings(Material.of(two))
     assert "◆" not in str(cost_table(Material.of(two)))
     assert cost_table(Material.of(two[:1])) is None
+
+
+def test_quality_stands_beside_flops_where_seconds_say_nothing(tmp_path):
+    """Runs that shared their cards: the seconds tell a front of their own, the FLOPs are those of the settings."""
+
+    def on_front(table: Table | None) -> set[str]:
+        return {name for name, *_ in found if str(cells(table, name)["validation loss"]).endswith("◆")}
+
+    found = (("mlm_tiny", 3.2, 100), ("three_ml_tiny", 3.15, 200), ("mae_lm_tiny", 3.1, 300))
+    for name, loss, seconds in found:
+        write_curve(tmp_path / name, name, loss, seconds)
+    folders = read_folders([tmp_path])
+    spent = {}
+    for folder in folders:
+        run = typed(Run, folder.start["run"], "run")
+        each = flops_per_token(run).plain
+        folder.lines[0]["plain_flops_per_token"] = each
+        spent[folder.name] = folder.reached["step"] * run.training.batch_rows * run.shape.row_tokens * each / 1e15
+    material = Material.of(folders, "flops")
+    table = cost_table(material)
+    for name, cost in spent.items():
+        assert cells(table, name)["PFLOP, plain"] == pytest.approx(cost)
+    assert on_front(table) == {"mlm_tiny", "mae_lm_tiny"}, "50 % of masks cost a tiny model more than a decoder does"
+    [drawing] = front_drawings(material)
+    assert drawing.title == "Validation loss against PFLOP, plain"
+    assert ">PFLOP of pretraining (plain objective)<" in drawing.svg
+    assert on_front(cost_table(Material.of(folders))) == {"mlm_tiny", "three_ml_tiny", "mae_lm_tiny"}
+
+
+def test_a_run_whose_journal_does_not_say_its_flops_has_a_row_and_no_place_on_the_front(tmp_path):
+    for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny"):
+        write_curve(tmp_path / name, name, 3.0, 100)
+    folders = read_folders([tmp_path])
+    for line in folders[0].lines:
+        line.pop("plain_flops_per_token", None)
+    table = cost_table(Material.of(folders, "flops"))
+    assert cells(table, folders[0].name)["PFLOP, plain"] is None
+    assert not front_drawings(Material.of(folders, "flops")), "two are too few"
 
 
 def test_tasks_stand_beside_averages_over_all_seeds_where_one_run_lacks_the_average(tmp_path):

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from latemask import console
 from latemask.config import newer_fields
@@ -28,6 +28,7 @@ from latemask.training import journal
 from latemask.training.plateau import FAR_NATS, is_no_better
 
 JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
+Cost = Literal["seconds", "flops"]
 KINDS = tuple(FORMS)
 PAGES = (".html", ".htm", ".md", ".svg")
 """Endings of what a report writes, which ``runs/*`` names too: not looked into."""
@@ -121,6 +122,13 @@ class RunFolder:
         if rows is None or row_tokens is None or self.start.get("plain_flops_per_token") is None:
             return None
         return plain_flops(self.start)(step * rows * row_tokens)
+
+    def cost(self, by: Cost) -> float | None:
+        """Card-seconds, or PFLOP of the plain objective, so far; None where the journal does not say it."""
+        if by == "seconds":
+            return self.card_seconds
+        flops = self.flops_at(self.reached["step"])
+        return None if flops is None else flops / 1e15
 
     @property
     def ending(self) -> str:

@@ -1,4 +1,4 @@
-"""What quality costs: each system's scores beside its card-seconds, and the Pareto front of the two."""
+"""What quality costs: each system's scores beside its card-seconds or FLOPs, and the Pareto front of the two."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from latemask.report import plots
+from latemask.report.folders import Cost
 from latemask.report.looks import Look
 from latemask.report.material import Material, Worth
 from latemask.report.measures import axis, cautions, mean_of, of_part, shown_mean
@@ -18,26 +19,29 @@ ON_FRONT = "◆"
 AS_CHEAP = 1.001
 """Who costs no more than so many times as much is as cheap: runs that the clock ends differ by a step."""
 
+COST = {"seconds": "card-seconds", "flops": "PFLOP, plain"}
+ACROSS = {"seconds": "card-seconds of pretraining", "flops": "PFLOP of pretraining (plain objective)"}
+
 
 def _ended(material: Material) -> list[Worth]:
     return [worth for worth in material.worth if worth.has_ended]
 
 
-def _card_seconds(worth: Worth) -> float:
-    """Of a run: the mean over seeds."""
-    return statistics.fmean(run.card_seconds for run in worth.runs)
+def _cost(worth: Worth, by: Cost) -> float | None:
+    """Of a run: the mean over seeds; None where a journal does not say it."""
+    costs = [run.cost(by) for run in worth.runs]
+    return None if None in costs else statistics.fmean(cost for cost in costs if cost is not None)
 
 
 def _names(found: Sequence[Worth]) -> list[str]:
     return list(dict.fromkeys(name for worth in found for name in worth.scores))
 
 
-def _front(name: str, found: Sequence[Worth]) -> tuple[dict[str, plots.Point], list[str]]:
-    """(card-seconds, mean) of each system that has a measure, and those on the front; none there of fewer than
-    ``FEWEST``."""
+def _front(name: str, found: Sequence[Worth], by: Cost) -> tuple[dict[str, plots.Point], list[str]]:
+    """(cost, mean) of each system that has a measure, and those on the front; none there of fewer than ``FEWEST``."""
     having = [worth for worth in found if name in worth.scores]
-    points = {worth.system.name: (_card_seconds(worth), mean_of(worth.scores[name]))
-              for worth in having}  # fmt: skip
+    points = {worth.system.name: (cost, mean_of(worth.scores[name]))
+              for worth in having if (cost := _cost(worth, by)) is not None}  # fmt: skip
     return points, front(points, having[0].scores[name][0].is_loss) if len(points) >= FEWEST else []
 
 
@@ -54,24 +58,24 @@ def front(points: Mapping[str, plots.Point], is_loss: bool) -> list[str]:
 
 
 def cost_table(material: Material) -> Table | None:
-    """One row a system that has ended: tokens, card-seconds, and every score; None for fewer than two."""
+    """One row a system that has ended: tokens, cost, and every score; None for fewer than two."""
     found = _ended(material)
     if len(found) < 2:
         return None
     base = reference([worth.system for worth in found])
-    base_cost = next(_card_seconds(worth) for worth in found if worth.system is base)
+    base_cost = next(_cost(worth, material.by) for worth in found if worth.system is base)
     names = _names(found)
-    fronts = {name: _front(name, found)[1] for name in names}
+    fronts = {name: _front(name, found, material.by)[1] for name in names}
     rows: list[tuple[Value, ...]] = []
     for worth in found:
-        own, cost = worth.system.name, _card_seconds(worth)
+        own, cost = worth.system.name, _cost(worth, material.by)
         cells = (
             shown_mean(worth.scores.get(name, []), len(worth.runs), ON_FRONT * (own in fronts[name])) for name in names
         )
         tokens = statistics.fmean(run.reached["tokens"] for run in worth.runs)
-        share = f"{cost / base_cost:.1%}" if base_cost else None
+        share = f"{cost / base_cost:.1%}" if base_cost and cost is not None else None
         rows.append((own, len(worth.runs), tokens / 1e6, cost, share, *cells))
-    columns = ("system", "seeds", "million tokens", "card-seconds", f"of {base.name}'s", *names)
+    columns = ("system", "seeds", "million tokens", COST[material.by], f"of {base.name}'s", *names)
     return Table("Quality beside cost", columns, tuple(rows), _note(material, found, rows, names))
 
 
@@ -87,19 +91,19 @@ def _note(material: Material, found: Sequence[Worth], rows: Sequence[tuple[Value
 
 
 def front_drawings(material: Material) -> list[Drawing]:
-    """A figure a measure: quality against card-seconds, of three systems or more."""
+    """A figure a measure: quality against cost, of three systems or more."""
     found = _ended(material)
     drawings = []
     for name in _names(found):
-        points, on_front = _front(name, found)
+        points, on_front = _front(name, found, material.by)
         if not on_front:
             continue
-        having = [worth for worth in found if name in worth.scores]
+        having = [worth for worth in found if worth.system.name in points]
         looks = {worth.system.name: Look(worth.runs[0].number) for worth in having}
-        drawn = plots.front(points, on_front, "card-seconds of pretraining", axis(name), looks)
+        drawn = plots.front(points, on_front, ACROSS[material.by], axis(name), looks)
         note = "Joined: the Pareto front, the best for their price. Means over seeds; the table has every system."
         marks = " ".join(measure.mark for worth in having for measure in worth.scores[name])
         note += material.apart([name]) + cautions([run for worth in having for run in worth.runs], [name], marks)
-        title = f"{name[0].upper()}{name[1:]} against card-seconds"
+        title = f"{name[0].upper()}{name[1:]} against {COST[material.by]}"
         drawings.append(Drawing(f"front-{anchor(name)}", title, plots.svg(drawn), note))
     return drawings

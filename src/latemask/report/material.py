@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from latemask.report.downstream import Entry, entries
-from latemask.report.folders import RunFolder
+from latemask.report.folders import Cost, RunFolder
 from latemask.report.measures import Curves, Measure, Named, curves, kind_of, measures, named_apart
 from latemask.report.rank import last_ranks
 from latemask.report.studies import over_seeds, studies
@@ -31,17 +31,18 @@ class Worth:
 
 @dataclass(frozen=True)
 class Material:
-    """Folders with the looks they have on the page, and the systems of their runs."""
+    """Folders with the looks they have on the page, the systems of their runs, and what quality stands beside."""
 
     folders: Sequence[RunFolder]
     systems: Sequence[System]
+    by: Cost = "seconds"
 
     @classmethod
-    def of(cls, folders: Sequence[RunFolder]) -> Material:
+    def of(cls, folders: Sequence[RunFolder], by: Cost = "seconds") -> Material:
         found = systems(folders)
         shown = {folder.name: folder for folder in alike(folders, found)}
         looking = [replace(system, runs=tuple(shown[run.name] for run in system.runs)) for system in found]
-        return cls(list(shown.values()), looking)
+        return cls(list(shown.values()), looking, by)
 
     @cached_property
     def runs(self) -> list[RunFolder]:

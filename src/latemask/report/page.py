@@ -9,7 +9,7 @@ from pathlib import Path
 
 from latemask import console
 from latemask.errors import Refusal
-from latemask.report.folders import RunFolder, left_out_of, read_folders
+from latemask.report.folders import Cost, RunFolder, left_out_of, read_folders
 from latemask.report.tables import Drawing, Table, anchor, distinct, marked_down
 from latemask.writing import write_whole
 
@@ -53,6 +53,8 @@ class ReportOptions:
     """The page; the Markdown and its figures get the same name with other endings."""
     title: str = "Pretraining runs"
     """Heading of the page."""
+    cost: Cost = "seconds"
+    """What quality stands beside: FLOPs where runs shared their cards or had different ones."""
 
 
 def run_report(options: ReportOptions) -> int:
@@ -64,14 +66,14 @@ def run_report(options: ReportOptions) -> int:
     if out.suffix not in (".html", ".htm") or out.is_dir():
         raise Refusal("--out", str(options.out), "the name of an .html file")
     folders = read_folders(options.runs)
-    for path in write_report(folders, out, options.title):
+    for path in write_report(folders, out, options.title, options.cost):
         console.say(f"wrote {path}")
     return 1 if left_out_of(folders) else 0
 
 
-def write_report(folders: Sequence[RunFolder], out: Path, title: str) -> list[Path]:
+def write_report(folders: Sequence[RunFolder], out: Path, title: str, cost: Cost = "seconds") -> list[Path]:
     """Write ``out`` (HTML), ``out`` as .md, and each figure as .svg; returns the paths."""
-    found = list(parts(folders))
+    found = list(parts(folders, cost))
     files = iter(distinct([part.name for part in found if isinstance(part, Drawing)]))
     found = [replace(part, name=next(files)) if isinstance(part, Drawing) else part for part in found]
     written = [write_whole(out, html_page(title, found))]
@@ -86,8 +88,8 @@ def write_report(folders: Sequence[RunFolder], out: Path, title: str) -> list[Pa
     return [*written, write_whole(out.with_suffix(".md"), "\n".join(text))]
 
 
-def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
-    """Everything that the folders hold, in the order of the page."""
+def parts(folders: Sequence[RunFolder], cost: Cost = "seconds") -> Iterator[Part]:
+    """Everything that the folders hold, in the order of the page; quality beside what ``cost`` says."""
     from latemask.report import (
         costs,
         curves,
@@ -107,7 +109,7 @@ def parts(folders: Sequence[RunFolder]) -> Iterator[Part]:
     )
     from latemask.report.material import Material
 
-    material = Material.of(folders)
+    material = Material.of(folders, cost)
     folders, journals = material.folders, material.runs
     if left_out := left_out_of(folders):
         rows = tuple((problem.where, problem.found, problem.wanted) for problem in left_out)
