@@ -1,7 +1,7 @@
 """A report of runs that shared their card, by the clock that each would have had alone on it.
 
-    python benchmarks/alone.py results/evidence/masks/mlm results/evidence/three-ml/*rate=* \
-        --costs results/joins_small.json --out results/evidence/three-ml/report.html
+    python benchmarks/alone.py results/evidence/masks/mlm results/evidence/three-ml/{k=0,k=6,k=9}*,rate=0.5 \
+        --costs results/joins_small.json --out three-ml.html
 
 The costs are those of joins.py, milliseconds of an update of each trial alone: a run's seconds are its updates times
 those of the trial of its own shape, masking and decoder. All else is ``latemask report``'s.

@@ -32,7 +32,7 @@ from latemask.study.plan import (
     run_plan,
 )
 
-ORDER = {f"{system}_{size}": number for number, size in enumerate(SIZES) for system in ("mlm", "mae_lm")}
+ORDER = {f"{system}_{size}": number for number, size in enumerate(SIZES) for system in ("mlm", "three_ml", "mae_lm")}
 
 
 @given(tokens=st.floats(6, 12), hours=st.floats(-1, 5), kind=st.sampled_from(["H100", "L4", "RTX 4090"]))
@@ -50,10 +50,10 @@ def test_plans_keep_to_hours_and_text(tokens, hours, kind):
     assert training.batch_rows <= own.batch_rows
     by_the_root = own.learning_rate * (training.batch_rows / own.batch_rows) ** 0.5
     is_short = training.batch_rows < own.batch_rows
-    is_mlm = chosen.run.decoder is None
+    has_decoder = chosen.run.decoder is not None
     size = SIZES[ORDER[chosen.run.recipe]]
-    assert is_mlm == reach(recipe(f"mae_lm_{size}"), options).is_short
-    lowest = min(own.learning_rate, LOWEST_RATE if is_mlm else LOWEST_RATE_WITH_DECODER)
+    assert has_decoder != reach(recipe(f"mae_lm_{size}"), options).is_short
+    lowest = min(own.learning_rate, LOWEST_RATE_WITH_DECODER if has_decoder else LOWEST_RATE)
     assert training.learning_rate == pytest.approx(max(by_the_root, lowest), rel=0.05)
     assert (chosen.run.shape.positions == "rotary") == is_short
     assert chosen.run.shape.dropout == (0 if is_short else recipe(chosen.run.recipe).shape.dropout)
@@ -62,8 +62,8 @@ def test_plans_keep_to_hours_and_text(tokens, hours, kind):
     assert not any(reach(recipe(f"mae_lm_{size}"), options).is_enough for size in larger)
 
 
-def test_short_runs_are_mlm_and_a_decoder_learns_at_half_the_rate():
-    for tokens, hours, wanted in ((7.7e7, 0.15, "mlm_small"), (1e9, 1, "mae_lm_small"), (2e9, 40, "mae_lm_large")):
+def test_short_runs_are_3ml_and_a_decoder_learns_at_half_the_rate():
+    for tokens, hours, wanted in ((7.7e7, 0.15, "three_ml_small"), (1e9, 1, "mae_lm_small"), (2e9, 40, "mae_lm_large")):
         assert plan(PlanOptions(tokens, hours)).run.recipe == wanted
     short = PlanOptions(2.5e8, 0.15)
     rates = {name: reach(recipe(name), short).run.training.learning_rate for name in ("mlm_base", "mae_lm_base")}

@@ -281,16 +281,18 @@ def test_its_flags_are_those_of_a_run_that_can_be_started(name: str) -> None:
     assert calmer.shape.positions == "rotary"
     if calmer.decoder is not None and "self" in calmer.decoder.sublayers:
         assert calmer.decoder.positions == "absolute+rotary"
+    if calmer.decoder is not None:
+        assert calmer.decoder.centred
     again = Plateau(calmer, 7.03)
     again.hear(calmer.updates, 7.03, 0.0)
-    assert "rotary" not in again.advice(calmer.updates)
+    assert "sooner" not in again.advice(calmer.updates)
 
 
 @pytest.mark.parametrize(("step", "loss", "says", "leaves_out"), [
     (6000, 7.03, "no better than word frequencies after 6,000 updates (7.03 against 7.03): the rate rose too fast or "
      "is too high for this depth. Start again with half the rate and twice the warm-up (--training.learning-rate "
-     "0.00025 --training.warmup-share 0.2); rotary positions leave this sooner (--shape.positions rotary "
-     "--decoder.positions absolute+rotary)", "too few"),
+     "0.00025 --training.warmup-share 0.2); it is left sooner with rotary positions (--shape.positions "
+     "rotary --decoder.positions absolute+rotary) and a centred decoder (--decoder.centred True)", "too few"),
     (300, 7.03, "these updates are too few, or the rate rose too fast", "worse"),
     (6000, 10.4, "worse than word frequencies after 6,000 updates (10.40 against 7.03): too few updates, or a learning "
      "rate that is far too low or too high", "--"),
@@ -300,6 +302,12 @@ def test_it_says_what_applies(step: int, loss: float, says: str, leaves_out: str
     assert plateau.hear(6000, loss, 0.0)
     assert says in plateau.advice(step)
     assert leaves_out not in plateau.advice(step)
+
+
+def test_no_centred_decoder_is_advised_where_documents_are_isolated() -> None:
+    plateau = Plateau(replace(tiny_run("mae_lm", steps=6000), {"shape.isolate_documents": True}), 7.03)
+    assert plateau.hear(6000, 7.03, 0.0)
+    assert "centred" not in plateau.advice(6000)
 
 
 @pytest.mark.parametrize(("share", "then"), [(0.0, "0.1"), (0.25, "0.5"), (0.3, None)])

@@ -13,7 +13,7 @@ from latemask.cards import card
 from latemask.config import Run, replace
 from latemask.counts import flops_per_token, parameters
 from latemask.errors import Refusal
-from latemask.recipes import SIZES, Size, mae_lm, mlm, three_ml_self
+from latemask.recipes import SIZES, Size, mae_lm, mlm, three_ml
 from latemask.study.cost import cost, gpu_hours, training_tokens
 
 MOST_EPOCHS = 40
@@ -35,13 +35,13 @@ class PlanOptions:
     3. The largest size that gets 40 tokens for each parameter of its blocks: what 24hBERT gives a large model
     (23,000 steps of 4,096 rows of 128 tokens). Where not even `small` does, `tiny` is taken.
     4. MAE-LM: published with a higher GLUE than MLM at equal steps (86.1 against 85.2, base), and as reaching its
-    MNLI in about 40 % of the time. But MLM where its batch would be halved: base size in 250 M tokens was ahead of
-    MAE-LM in loss and by two points in seven tasks of GLUE, over three seeds, in 83 % of the time
-    (results/evidence/objectives; at small size results/real-text); between that and a whole batch nothing was measured.
-    3ML_self, from small size on the cheapest of the three per token, stands beside them.
+    MNLI in about 40 % of the time. But 3ML, its masks joining at three quarters of the encoder, where MAE-LM's batch
+    would be halved: base size in 250 M tokens 3ML had a lower loss than MLM and no lower GLUE for 70 % of its seconds,
+    over three seeds, where MAE-LM was two points below in seven tasks for 118 % (results/evidence/objectives); between
+    that and a whole batch nothing was measured.
     5. The recipe's batch, halved while it would leave fewer than 20,000 steps, but not below 64 rows; the learning rate
-    falls with the square root of the batch, as Adam's noise asks, but not below 4e-4, with a decoder 2e-4: what both
-    learned at in as few tokens (results/evidence; with 2,000 updates of warm-up a decoder bore 4e-4 too).
+    falls with the square root of the batch, as Adam's noise asks, but not below 4e-4, with a decoder 2e-4: what
+    MLM and MAE-LM learned at in as few tokens (results/evidence; with 2,000 updates of warm-up a decoder bore 4e-4).
     6. A run whose batch was halved gets rotary positions and no dropout, and warms up over 0.3 of itself, for with the
     recipe's own MAE-LM stayed at the loss of word frequencies (results/real-text), and without dropout and in 64 rows
     both learned more (results/evidence/objectives). Longer ones keep the papers'.
@@ -121,15 +121,15 @@ def plan(options: PlanOptions) -> Reach:
     reached = {size: reach(mae_lm(size), options) for size in SIZES}
     enough: list[Size] = [size for size in SIZES if reached[size].is_enough]
     size = enough[-1] if enough else SIZES[0]
-    return reach(mlm(size), options) if reached[size].is_short else reached[size]
+    return reach(three_ml(size), options) if reached[size].is_short else reached[size]
 
 
 def run_plan(options: PlanOptions) -> None:
     """Print the recommendation, the sizes that were weighed, and the other systems at the chosen size."""
     chosen = plan(options)
-    size: Size = next(size for size in SIZES if chosen.run.recipe in (mae_lm(size).recipe, mlm(size).recipe))
+    size: Size = next(size for size in SIZES if chosen.run.recipe.endswith(f"_{size}"))
     weighed = [reach(mae_lm(each), options) for each in SIZES]
-    others = [reach(system(size), options) for system in (mlm, three_ml_self)]
+    others = [reach(system(size), options) for system in (mlm, three_ml)]
     rows = [
         (one.run.recipe, "<- recommended" if one.run == chosen.run else "", one.tokens, one.epochs,
          one.tokens_per_parameter, one.hours)

@@ -75,19 +75,23 @@ class Plateau:
         flags = [f"--training.learning-rate {training.learning_rate / 2:g}"]
         if training.warmup_share <= 0.25:
             flags.append(f"--training.warmup-share {2 * training.warmup_share or 0.1:g}")
-        rotary = self._rotary_flags()
+        sooner = self._leaves_sooner()
         return (
             f"no better than word frequencies {after}: {few}the rate rose too fast or is too high for this depth. "
             f"Start again with half the rate{' and twice the warm-up' * (len(flags) > 1)} ({' '.join(flags)})"
-            + (f"; rotary positions leave this sooner ({' '.join(rotary)})" if rotary else "")
+            + (f"; it is left sooner with {' and '.join(sooner)}" if sooner else "")
         )
 
-    def _rotary_flags(self) -> list[str]:
-        """Those that give this run rotary positions where it can have them and has not."""
+    def _leaves_sooner(self) -> list[str]:
+        """What else helps, with its flags: rotary positions, and a centred decoder (results/evidence/collapse), where
+        this run can have them and has not."""
         shape, decoder, flags = self.run.shape, self.run.decoder, []
         if shape.positions != "rotary" and shape.width // shape.heads % 2 == 0:
             flags.append("--shape.positions rotary")
         can_rotate = decoder is not None and "self" in decoder.sublayers and decoder.width // decoder.heads % 2 == 0
         if decoder is not None and can_rotate and decoder.positions == "absolute":
             flags.append("--decoder.positions absolute+rotary")
-        return flags
+        helps = [f"rotary positions ({' '.join(flags)})"] if flags else []
+        if decoder is not None and not decoder.centred and not shape.isolate_documents:
+            helps.append("a centred decoder (--decoder.centred True)")
+        return helps
