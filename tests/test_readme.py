@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"<!-- run -->\n```(bash|python)\n(.*?)```", README, re.DOTALL)
 TINY = ("tiny --training.steps 2 --training.batch-rows 4 --training.validation-rows 4 --training.compile off "
-        "--shape.row-tokens 32 --shape.depth 2")  # fmt: skip
+        "--shape.row-tokens 32 --shape.depth 4")  # fmt: skip
 SMALLER = {
     "--vocab-size 32768": "--vocab-size 400",
     "_small ": f"_{TINY} ",
@@ -69,10 +69,10 @@ def test_commands_run_in_order(desk):
         run_block(kind, block, desk)
     assert (desk / "report.html").is_file()
     for said in ("Minimal pairs", "Similarity", "mood"):
-        assert said in (desk / "mae.html").read_text()
-    moods = [json.loads(path.read_text()) for path in (desk / "runs" / "mae" / "downstream").glob("mood-*.json")]
+        assert said in (desk / "own.html").read_text()
+    moods = [json.loads(path.read_text()) for path in (desk / "runs" / "own" / "downstream").glob("mood-*.json")]
     assert sorted(result["seed"] for result in moods) == [0, 0, 1]  # with and without --patience
-    assert (desk / "out" / "mae" / "model.safetensors").is_file()
+    assert (desk / "out" / "own" / "model.safetensors").is_file()
     assert json.loads((desk / "runs" / "late" / "step-0000002" / "run.json").read_text())["masking"]["joins"] == [
         "0:0.0:0.2", "decoder:0.2:1.0"]  # fmt: skip
 

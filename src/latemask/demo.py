@@ -380,7 +380,7 @@ def held_out_sentences(store: TokenStore, tokenizer: Tokenizer) -> list[str]:
 def closing(out: Path, seconds: float) -> None:
     here = shlex.quote(str(out))
     hardware = (
-        "with one GPU or many" if has_gpu() else "on this machine without a GPU (with one: mae_lm_small, mae_lm_base)"
+        "with one GPU or many" if has_gpu() else "on this machine without a GPU (with one: three_ml_small, three_ml_base)"
     )
     console.say(f"""
 Made in {seconds:.0f} s, all of it in {here}/: demo.html (a page to show), demo.json, runs/, encoder/ (transformers).
@@ -388,4 +388,4 @@ Made in {seconds:.0f} s, all of it in {here}/: demo.html (a page to show), demo.
 On your own text, {hardware}:
   latemask tokenizer my-text/ --out tok
   latemask prepare my-text/ --tokenizer tok --out data/en
-  latemask pretrain mae_lm_{size_for_here()} --data data/en --out runs/mae""")
+  latemask pretrain three_ml_{size_for_here()} --data data/en --out runs/own --shape.positions rotary""")
