@@ -379,9 +379,8 @@ def held_out_sentences(store: TokenStore, tokenizer: Tokenizer) -> list[str]:
 
 def closing(out: Path, seconds: float) -> None:
     here = shlex.quote(str(out))
-    hardware = (
-        "with one GPU or many" if has_gpu() else "on this machine without a GPU (with one: three_ml_small, three_ml_base)"
-    )
+    larger = "with one: three_ml_small, three_ml_base"
+    hardware = "with one GPU or many" if has_gpu() else f"on this machine without a GPU ({larger})"
     console.say(f"""
 Made in {seconds:.0f} s, all of it in {here}/: demo.html (a page to show), demo.json, runs/, encoder/ (transformers).
 
