@@ -36,15 +36,15 @@ class PlanOptions:
     (23,000 steps of 4,096 rows of 128 tokens). Where not even `small` does, `tiny` is taken.
     4. MAE-LM: published with a higher GLUE than MLM at equal steps (86.1 against 85.2, base), and as reaching its
     MNLI in about 40 % of the time. But 3ML, its masks joining at three quarters of the encoder, where MAE-LM's batch
-    would be halved: base size in 250 M tokens 3ML had a lower loss than MLM and no lower GLUE for 70 % of its seconds,
-    over three seeds, where MAE-LM was two points below in seven tasks for 118 % (results/evidence/objectives); between
+    would be halved: base size in 250 M tokens 3ML had a lower loss than MLM and no lower GLUE for 72 % of its seconds,
+    over three seeds, where MAE-LM was two points below in seven tasks for 119 % (results/evidence/objectives); between
     that and a whole batch nothing was measured.
     5. The recipe's batch, halved while it would leave fewer than 20,000 steps, but not below 64 rows; the learning rate
     falls with the square root of the batch, as Adam's noise asks, but not below 4e-4, with a decoder 2e-4: what
     MLM and MAE-LM learned at in as few tokens (results/evidence; with 2,000 updates of warm-up a decoder bore 4e-4).
     6. A run whose batch was halved gets rotary positions and no dropout, and warms up over 0.3 of itself, for with the
     recipe's own MAE-LM stayed at the loss of word frequencies (results/real-text), and without dropout and in 64 rows
-    both learned more (results/evidence/objectives). Longer ones keep the papers'.
+    MLM and MAE-LM learned more (results/evidence/objectives). Longer ones keep the papers'.
     """
 
     tokens: float
