@@ -353,10 +353,10 @@ def test_any_field_of_the_recipe_can_be_changed(capsys):
         run_cost([])
 
 
-def test_the_size_to_begin_with_follows_from_the_machine(tmp_path, monkeypatch):
+def test_the_recipe_to_begin_with_follows_from_the_machine(tmp_path, monkeypatch):
     monkeypatch.setattr(cards.sys, "platform", "linux")
     monkeypatch.setattr(cards, "DRIVERS", (str(tmp_path / "none"),))
-    assert (cards.has_gpu(), cards.size_for_here()) == (False, "tiny")
+    assert (cards.has_gpu(), cards.recipe_for_here()) == (False, ("mae_lm_tiny", ""))
     (tmp_path / "driver").touch()
     monkeypatch.setattr(cards, "DRIVERS", (str(tmp_path / "none"), str(tmp_path / "driver")))
-    assert (cards.has_gpu(), cards.size_for_here()) == (True, "small")
+    assert (cards.has_gpu(), cards.recipe_for_here()) == (True, ("three_ml_small", " --shape.positions rotary"))

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from latemask import demo
-from latemask.cards import size_for_here
+from latemask.cards import recipe_for_here
 from latemask.errors import Refusal
 from latemask.recipes import recipe
 from latemask.study.cost import cost
@@ -113,7 +113,7 @@ def test_the_export_is_used_and_the_next_command_printed(made):
         assert cosines == sorted(cosines, reverse=True)
         for near in one["nearest"]:
             assert 6 <= len(near["sentence"].split()) <= 20
-    assert f"latemask pretrain three_ml_{size_for_here()} --data data/en" in printed
+    assert f"latemask pretrain {recipe_for_here()[0]} --data data/en" in printed
     page = (out / "demo.html").read_text()
     assert page.count("<svg") == 2
     assert "word frequencies alone" in page

@@ -55,7 +55,7 @@ def test_plans_keep_to_hours_and_text(tokens, hours, kind):
     assert has_decoder != reach(recipe(f"mae_lm_{size}"), options).is_short
     lowest = min(own.learning_rate, LOWEST_RATE_WITH_DECODER if has_decoder else LOWEST_RATE)
     assert training.learning_rate == pytest.approx(max(by_the_root, lowest), rel=0.05)
-    assert (chosen.run.shape.positions == "rotary") == is_short
+    assert (chosen.run.shape.positions == "rotary") == (not has_decoder)
     assert chosen.run.shape.dropout == (0 if is_short else recipe(chosen.run.recipe).shape.dropout)
     assert training.warmup_share == (SHORT_WARMUP if is_short else own.warmup_share)
     larger = [size for size in SIZES if ORDER[f"mae_lm_{size}"] > ORDER[chosen.run.recipe]]
@@ -69,6 +69,13 @@ def test_short_runs_are_3ml_and_a_decoder_learns_at_half_the_rate():
     rates = {name: reach(recipe(name), short).run.training.learning_rate for name in ("mlm_base", "mae_lm_base")}
     assert rates == {"mlm_base": LOWEST_RATE, "mae_lm_base": LOWEST_RATE_WITH_DECODER}
     assert reach(recipe("mae_lm_base"), short).run.shape.dropout == 0
+
+
+def test_3ml_gets_rotary_positions_also_where_its_own_batch_stays_whole():
+    """It is the cheaper one: MAE-LM's batch would be halved at budgets at which its own is not."""
+    chosen = plan(PlanOptions(3e9, 10))
+    assert (chosen.run.recipe, chosen.is_short) == ("three_ml_base", False)
+    assert chosen.changes["shape.positions"] == "rotary"
 
 
 @given(tokens=st.floats(6, 12), hours=st.floats(-1, 4), more=st.floats(1, 100))

@@ -22,7 +22,7 @@ import tokenizers
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from latemask.cards import size_for_here
+from latemask.cards import recipe_for_here
 from latemask.errors import Refusal
 from latemask.text import blocks as blocks_module
 from latemask.text import prepare as prepare_module
@@ -232,7 +232,8 @@ def test_command_prints_counts_that_add_up(tokenizer, paragraphs, tmp_path, caps
     assert "bad.txt:3: byte 0xff" in printed.err
     assert "empty.txt: no text" in printed.err
     assert "kB on disk" in printed.out
-    assert f"Next: latemask pretrain mae_lm_{size_for_here()} --data {out}" in printed.out
+    name, flags = recipe_for_here()
+    assert f"Next: latemask pretrain {name} --data {out} --out runs/{name}{flags}\n" in printed.out
     tokens = len(store.train.tokens)
     assert f"{tokens // 127:,} rows of 128 ({tokens % 127:,} tokens left over)" in printed.out
     summary = json.loads((out / "store.json").read_text())

@@ -24,11 +24,12 @@ from latemask.report.folders import RunFolder, read_folders
 from latemask.report.front import cost_table, front, front_drawings
 from latemask.report.material import Material
 from latemask.report.one_seed import interval, one_seed_table
+from latemask.report.page import parts
 from latemask.report.rank import rank_table
 from latemask.report.rank_by_layer import layer_tables, rank_drawings
 from latemask.report.seeds import Difference, seeds_tables, value_at
 from latemask.report.systems import reference, systems
-from latemask.report.tables import Table
+from latemask.report.tables import Drawing, Table
 from latemask.report.time_to_quality import time_table, time_to
 from reported import masked_loss, pairs, point, put, study, write_curve, write_journal, write_lines
 
@@ -328,15 +329,29 @@ def test_quality_stands_beside_flops_where_seconds_say_nothing(tmp_path):
     assert on_front(cost_table(Material.of(folders))) == {"mlm_tiny", "three_ml_tiny", "mae_lm_tiny"}
 
 
-def test_a_run_whose_journal_does_not_say_its_flops_has_a_row_and_no_place_on_the_front(tmp_path):
+@pytest.mark.parametrize("told", [{}, {"plain_flops_per_token": None}])
+def test_a_run_whose_journal_does_not_say_its_flops_has_a_row_and_no_place_on_the_front(told, tmp_path):
     for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny"):
         write_curve(tmp_path / name, name, 3.0, 100)
     folders = read_folders([tmp_path])
-    for line in folders[0].lines:
-        line.pop("plain_flops_per_token", None)
+    del folders[0].lines[0]["plain_flops_per_token"]
+    folders[0].lines[0] |= told
     table = cost_table(Material.of(folders, "flops"))
     assert cells(table, folders[0].name)["PFLOP, plain"] is None
     assert not front_drawings(Material.of(folders, "flops")), "two are too few"
+    [against_flops] = [part for part in parts(folders, "flops") if isinstance(part, Drawing) and part.name == "flops"]
+    assert "<svg" in against_flops.svg
+
+
+def test_that_seconds_of_other_cards_do_not_compare_is_said_beside_seconds_alone(tmp_path):
+    for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny"):
+        write_curve(tmp_path / name, name, 3.0, 100)
+    folders = read_folders([tmp_path])
+    folders[0].lines[0]["card"] = "another"
+    for material, is_said in ((Material.of(folders), True), (Material.of(folders, "flops"), False)):
+        table, [drawing] = cost_table(material), front_drawings(material)
+        assert table is not None
+        assert ["On different cards" in part.note for part in (table, drawing)] == [is_said, is_said]
 
 
 def test_tasks_stand_beside_averages_over_all_seeds_where_one_run_lacks_the_average(tmp_path):

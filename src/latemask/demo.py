@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latemask import console
-from latemask.cards import has_gpu, size_for_here
+from latemask.cards import has_gpu, recipe_for_here
 from latemask.config import Run, replace
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
@@ -379,6 +379,7 @@ def held_out_sentences(store: TokenStore, tokenizer: Tokenizer) -> list[str]:
 
 def closing(out: Path, seconds: float) -> None:
     here = shlex.quote(str(out))
+    name, flags = recipe_for_here()
     larger = "with one: three_ml_small, three_ml_base"
     hardware = "with one GPU or many" if has_gpu() else f"on this machine without a GPU ({larger})"
     console.say(f"""
@@ -387,4 +388,4 @@ Made in {seconds:.0f} s, all of it in {here}/: demo.html (a page to show), demo.
 On your own text, {hardware}:
   latemask tokenizer my-text/ --out tok
   latemask prepare my-text/ --tokenizer tok --out data/en
-  latemask pretrain three_ml_{size_for_here()} --data data/en --out runs/own --shape.positions rotary""")
+  latemask pretrain {name} --data data/en --out runs/own{flags}""")

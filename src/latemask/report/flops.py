@@ -18,7 +18,8 @@ def plain_flops(start: Mapping[str, Any]) -> Callable[[float], float]:
     One rate: the line's own count. Several: that of each, from the settings in the line; where this version cannot read
     them, the line's mean over the whole run.
     """
-    mean = float(start.get("plain_flops_per_token", start.get("flops_per_token", 0.0)))
+    told = (start[name] for name in ("plain_flops_per_token", "flops_per_token") if start.get(name) is not None)
+    mean = float(next(told, 0.0))
     stages = [(0, mean)]
     try:
         run = typed(Run, start.get("run"), "run.json")

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from latemask.report import plots
-from latemask.report.folders import Cost
+from latemask.report.folders import Cost, RunFolder
 from latemask.report.looks import Look
 from latemask.report.material import Material, Worth
 from latemask.report.measures import axis, cautions, mean_of, of_part, shown_mean
@@ -31,6 +31,11 @@ def _cost(worth: Worth, by: Cost) -> float | None:
     """Of a run: the mean over seeds; None where a journal does not say it."""
     costs = [run.cost(by) for run in worth.runs]
     return None if None in costs else statistics.fmean(cost for cost in costs if cost is not None)
+
+
+def _timed(material: Material, found: Sequence[Worth]) -> list[RunFolder]:
+    """The runs whose seconds are compared: none where FLOPs are."""
+    return [run for worth in found for run in worth.runs] if material.by == "seconds" else []
 
 
 def _names(found: Sequence[Worth]) -> list[str]:
@@ -81,13 +86,12 @@ def cost_table(material: Material) -> Table | None:
 
 def _note(material: Material, found: Sequence[Worth], rows: Sequence[tuple[Value, ...]], names: Sequence[str]) -> str:
     text = " ".join(str(cell) for row in rows for cell in row)
-    every = [run for worth in found for run in worth.runs]
     said = "Means over pretraining seeds (± their deviation) of runs that came to their end."
     if ON_FRONT in text:
         said += f" {ON_FRONT} On the Pareto front: no system that is as cheap is as good."
     if any(len(worth.runs) == 1 for worth in found):
         said += " Of systems with one seed it is not known which differences are seed noise."
-    return said + of_part(text) + material.apart(names) + cautions(every, names, text)
+    return said + of_part(text) + material.apart(names) + cautions(_timed(material, found), names, text)
 
 
 def front_drawings(material: Material) -> list[Drawing]:
@@ -103,7 +107,7 @@ def front_drawings(material: Material) -> list[Drawing]:
         drawn = plots.front(points, on_front, ACROSS[material.by], axis(name), looks)
         note = "Joined: the Pareto front, the best for their price. Means over seeds; the table has every system."
         marks = " ".join(measure.mark for worth in having for measure in worth.scores[name])
-        note += material.apart([name]) + cautions([run for worth in having for run in worth.runs], [name], marks)
+        note += material.apart([name]) + cautions(_timed(material, having), [name], marks)
         title = f"{name[0].upper()}{name[1:]} against {COST[material.by]}"
         drawings.append(Drawing(f"front-{anchor(name)}", title, plots.svg(drawn), note))
     return drawings

@@ -32,19 +32,19 @@ class PlanOptions:
 
     1. Tokens that the budget pays for: GPU-hours x peak x MFU / plain FLOPs per token.
     2. At most 40 passes over the text, as BERT made. Budget for more is left over.
-    3. The largest size that gets 40 tokens for each parameter of its blocks: what 24hBERT gives a large model
-    (23,000 steps of 4,096 rows of 128 tokens). Where not even `small` does, `tiny` is taken.
-    4. MAE-LM: published with a higher GLUE than MLM at equal steps (86.1 against 85.2, base), and as reaching its
-    MNLI in about 40 % of the time. But 3ML, its masks joining at three quarters of the encoder, where MAE-LM's batch
-    would be halved: base size in 250 M tokens 3ML had a lower loss than MLM and no lower GLUE for 72 % of its seconds,
-    over three seeds, where MAE-LM was two points below in seven tasks for 119 % (results/evidence/objectives); between
-    that and a whole batch nothing was measured.
+    3. The largest size at which MAE-LM gets 40 tokens for each parameter of its blocks: what 24hBERT gives a large
+    model (23,000 steps of 4,096 rows of 128 tokens). Where not even `small` does, `tiny` is taken.
+    4. MAE-LM: published with a higher GLUE than MLM at equal steps (86.1 against 85.2, base), and as reaching its MNLI
+    in about 40 % of the time. But 3ML, its masks joining at three quarters of the encoder, where MAE-LM's batch would
+    be halved: base size in 250 M tokens 3ML had a lower loss than MLM and no lower GLUE for 72 % of its seconds, over
+    three seeds, where MAE-LM was two points below in seven tasks for 119 to 123 % (results/evidence/objectives);
+    between that and a whole batch nothing was measured. 3ML always gets rotary positions, as it was measured.
     5. The recipe's batch, halved while it would leave fewer than 20,000 steps, but not below 64 rows; the learning rate
-    falls with the square root of the batch, as Adam's noise asks, but not below 4e-4, with a decoder 2e-4: what
-    MLM and MAE-LM learned at in as few tokens (results/evidence; with 2,000 updates of warm-up a decoder bore 4e-4).
+    falls with the square root of the batch, as Adam's noise asks, but not below 4e-4, with a decoder 2e-4: what MLM,
+    3ML and MAE-LM learned at in as few tokens (results/evidence; with 2,000 updates of warm-up a decoder bore 4e-4).
     6. A run whose batch was halved gets rotary positions and no dropout, and warms up over 0.3 of itself, for with the
     recipe's own MAE-LM stayed at the loss of word frequencies (results/real-text), and without dropout and in 64 rows
-    MLM and MAE-LM learned more (results/evidence/objectives). Longer ones keep the papers'.
+    MLM and MAE-LM learned more (results/evidence/objectives). Longer ones keep the papers', but for 3ML's positions.
     """
 
     tokens: float
@@ -72,7 +72,8 @@ class Reach:
     run: Run
     """The recipe with its ``changes``."""
     changes: dict[str, Any]
-    """Dotted name -> value: steps, batch, learning rate and, of a short run, warm-up, positions and dropout."""
+    """Dotted name -> value: steps, batch, learning rate, 3ML's positions and, of a short run, warm-up, positions and
+    dropout."""
     tokens: float
     """Seen in training, visible and masked."""
     epochs: float
@@ -108,6 +109,8 @@ def reach(recipe: Run, options: PlanOptions) -> Reach:
         changes |= {"training.warmup_share": SHORT_WARMUP, "shape.positions": "rotary", "shape.dropout": 0.0}
         if recipe.decoder is not None and "self" in recipe.decoder.sublayers:
             changes["decoder.positions"] = "absolute+rotary"
+    elif recipe.shape.positions == "absolute":
+        changes["shape.positions"] = "rotary"
     run = replace(recipe, changes)
     tokens = training_tokens(run)
     shape = recipe.shape

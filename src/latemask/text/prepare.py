@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import Positional
 
-from latemask.cards import size_for_here
+from latemask.cards import recipe_for_here
 from latemask.console import progress, say, table, warn
 from latemask.errors import Refusal
 from latemask.recipes import recipe
@@ -352,10 +352,10 @@ def run_prepare(options: PrepareOptions) -> None:
         overwrite=options.overwrite,
     )
     tokens = _report(counts, time.monotonic() - begun)
-    name = f"mae_lm_{size_for_here()}"
+    name, flags = recipe_for_here()
     row_tokens = recipe(name).shape.row_tokens
     if tokens < row_tokens - 1:
         say(f"Next: the same with more text, for {tokens:,} tokens fill no row of {row_tokens}; "
             f"or pretrain on shorter rows, with --shape.row-tokens up to {tokens + 1:,}")  # fmt: skip
     else:
-        say(f"Next: latemask pretrain {name} --data {shlex.quote(options.out)} --out runs/{name}")
+        say(f"Next: latemask pretrain {name} --data {shlex.quote(options.out)} --out runs/{name}{flags}")
