@@ -58,12 +58,20 @@ def test_plans_keep_to_hours_and_text(tokens, hours, kind):
     assert (chosen.run.shape.positions == "rotary") == (not has_decoder)
     assert chosen.run.shape.dropout == (0 if is_short else recipe(chosen.run.recipe).shape.dropout)
     assert training.warmup_share == (SHORT_WARMUP if is_short else own.warmup_share)
-    larger = [size for size in SIZES if ORDER[f"mae_lm_{size}"] > ORDER[chosen.run.recipe]]
-    assert not any(reach(recipe(f"mae_lm_{size}"), options).is_enough for size in larger)
+    larger = [each for each in SIZES if ORDER[f"mae_lm_{each}"] > ORDER[chosen.run.recipe]]
+    for each in larger:
+        late = reach(recipe(f"mae_lm_{each}"), options)
+        assert not late.is_enough
+        assert not late.is_short or not reach(recipe(f"three_ml_{each}"), options).is_enough
 
 
 def test_short_runs_are_3ml_and_a_decoder_learns_at_half_the_rate():
-    for tokens, hours, wanted in ((7.7e7, 0.15, "three_ml_small"), (1e9, 1, "mae_lm_small"), (2e9, 40, "mae_lm_large")):
+    for tokens, hours, wanted in (
+        (7.7e7, 0.15, "three_ml_small"),
+        (1e9, 1, "mae_lm_small"),
+        (3e9, 10, "three_ml_base"),
+        (2e9, 40, "mae_lm_large"),
+    ):
         assert plan(PlanOptions(tokens, hours)).run.recipe == wanted
     short = PlanOptions(2.5e8, 0.15)
     rates = {name: reach(recipe(name), short).run.training.learning_rate for name in ("mlm_base", "mae_lm_base")}

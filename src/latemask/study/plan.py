@@ -32,8 +32,8 @@ class PlanOptions:
 
     1. Tokens that the budget pays for: GPU-hours x peak x MFU / plain FLOPs per token.
     2. At most 40 passes over the text, as BERT made. Budget for more is left over.
-    3. The largest size at which MAE-LM gets 40 tokens for each parameter of its blocks: what 24hBERT gives a large
-    model (23,000 steps of 4,096 rows of 128 tokens). Where not even `small` does, `tiny` is taken.
+    3. The largest size that gets 40 tokens for each parameter of its blocks: what 24hBERT gives a large model
+    (23,000 steps of 4,096 rows of 128 tokens). Where not even `small` does, `tiny` is taken.
     4. MAE-LM: published with a higher GLUE than MLM at equal steps (86.1 against 85.2, base), and as reaching its MNLI
     in about 40 % of the time. But 3ML, its masks joining at three quarters of the encoder, where MAE-LM's batch would
     be halved: base size in 250 M tokens 3ML had a lower loss than MLM and no lower GLUE for 72 % of its seconds, over
@@ -119,20 +119,25 @@ def reach(recipe: Run, options: PlanOptions) -> Reach:
     return Reach(run, changes, tokens, tokens / options.tokens, tokens / blocks, hours, is_short)
 
 
+def best(size: Size, options: PlanOptions) -> Reach:
+    """Rule 4: the system for a size."""
+    late = reach(mae_lm(size), options)
+    return reach(three_ml(size), options) if late.is_short else late
+
+
 def plan(options: PlanOptions) -> Reach:
-    """The recommended run: rules 3 and 4."""
-    reached = {size: reach(mae_lm(size), options) for size in SIZES}
-    enough: list[Size] = [size for size in SIZES if reached[size].is_enough]
-    size = enough[-1] if enough else SIZES[0]
-    return reach(three_ml(size), options) if reached[size].is_short else reached[size]
+    """Rule 3: the recommended run."""
+    reached = [best(size, options) for size in SIZES]
+    return next((one for one in reversed(reached) if one.is_enough), reached[0])
 
 
 def run_plan(options: PlanOptions) -> None:
     """Print the recommendation, the sizes that were weighed, and the other systems at the chosen size."""
     chosen = plan(options)
     size: Size = next(size for size in SIZES if chosen.run.recipe.endswith(f"_{size}"))
-    weighed = [reach(mae_lm(each), options) for each in SIZES]
-    others = [reach(system(size), options) for system in (mlm, three_ml)]
+    weighed = [best(each, options) for each in SIZES]
+    systems = (reach(system(size), options) for system in (mlm, three_ml, mae_lm))
+    others = [one for one in systems if one.run != chosen.run]
     rows = [
         (one.run.recipe, "<- recommended" if one.run == chosen.run else "", one.tokens, one.epochs,
          one.tokens_per_parameter, one.hours)
