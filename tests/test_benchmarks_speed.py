@@ -773,6 +773,16 @@ def test_joins_are_timed_as_the_study_trains_them(tmp_path: Path) -> None:
     assert half["executed_flops_per_token"] == flops_per_token(run).executed
 
 
+@pytest.mark.parametrize(("slow", "taken"), [
+    ([], [1.0, 1.01, 1.02]),
+    ([2.0, 1.5], [1.0, 1.01, 1.02]),
+    ([1.0, 2.0] * 9, [1.0, 2.0, 1.0]),
+])  # fmt: skip
+def test_rounds_count_that_agree_or_the_last_of_many(slow: list[float], taken: list[float]) -> None:
+    made = iter([*slow, 1.0, 1.01, 1.02])
+    assert load("joins").agreeing(lambda: next(made), 3) == taken
+
+
 def test_an_unknown_join_is_refused_by_name() -> None:
     with pytest.raises(Refusal, match=r"--only: found k=5,rate=0.5; wanted some of: k=0,rate=0.15 "):
         load("joins").Options(only=("k=5,rate=0.5",))
