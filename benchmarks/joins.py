@@ -78,7 +78,7 @@ def agreeing(make: Callable[[], float], rounds: int) -> list[float]:
     """So many rounds in a row that differ by no more than ``AGREES``, for what else a machine does makes some slow; the
     last ones where three times as many do not bring them."""
     made = [make() for _ in range(rounds)]
-    while spread(made[-rounds:], statistics.median(made[-rounds:])) > AGREES and len(made) < 3 * rounds:
+    while (spread(made[-rounds:], statistics.median(made[-rounds:])) or 0.0) > AGREES and len(made) < 3 * rounds:
         made.append(make())
     return made[-rounds:]
 

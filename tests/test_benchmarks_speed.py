@@ -783,6 +783,10 @@ def test_rounds_count_that_agree_or_the_last_of_many(slow: list[float], taken: l
     assert load("joins").agreeing(lambda: next(made), 3) == taken
 
 
+def test_one_round_agrees_with_itself() -> None:
+    assert load("joins").agreeing(lambda: 7.0, 1) == [7.0]
+
+
 def test_an_unknown_join_is_refused_by_name() -> None:
     with pytest.raises(Refusal, match=r"--only: found k=5,rate=0.5; wanted some of: k=0,rate=0.15 "):
         load("joins").Options(only=("k=5,rate=0.5",))

@@ -5,6 +5,7 @@ The rules are those that ``PlanOptions`` says, for they are its help too.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,7 +91,8 @@ class Reach:
 
 
 def reach(recipe: Run, options: PlanOptions) -> Reach:
-    """Rules 1, 2, 5 and 6 for a recipe. Raises ``Refusal`` for an unknown card or an MFU outside 0..1."""
+    """Rules 1, 2, 5 and 6 for a recipe, and rule 4's positions of 3ML. Raises ``Refusal`` for an unknown card or an MFU
+    outside 0..1."""
     kind, row_tokens = card(options.kind), recipe.shape.row_tokens
     flops = flops_per_token(recipe).plain
     paid_for = options.gpu_hours / gpu_hours(flops, kind, options.mfu)
@@ -127,17 +129,20 @@ def best(size: Size, options: PlanOptions) -> Reach:
 
 def plan(options: PlanOptions) -> Reach:
     """Rule 3: the recommended run."""
-    reached = [best(size, options) for size in SIZES]
+    return _largest([best(size, options) for size in SIZES])
+
+
+def _largest(reached: Sequence[Reach]) -> Reach:
+    """Of those of ``SIZES`` the last that has enough, else the first."""
     return next((one for one in reversed(reached) if one.is_enough), reached[0])
 
 
 def run_plan(options: PlanOptions) -> None:
     """Print the recommendation, the sizes that were weighed, and the other systems at the chosen size."""
-    chosen = plan(options)
-    size: Size = next(size for size in SIZES if chosen.run.recipe.endswith(f"_{size}"))
-    weighed = [best(each, options) for each in SIZES]
-    systems = (reach(system(size), options) for system in (mlm, three_ml, mae_lm))
-    others = [one for one in systems if one.run != chosen.run]
+    weighed = [best(size, options) for size in SIZES]
+    chosen = _largest(weighed)
+    systems = (system(SIZES[weighed.index(chosen)]) for system in (mlm, three_ml, mae_lm))
+    others = [reach(recipe, options) for recipe in systems if recipe.recipe != chosen.run.recipe]
     rows = [
         (one.run.recipe, "<- recommended" if one.run == chosen.run else "", one.tokens, one.epochs,
          one.tokens_per_parameter, one.hours)
