@@ -379,8 +379,10 @@ def test_names_are_drawn_as_they_are(name):
 
 def test_folders_of_one_name_are_told_apart_and_one_folder_is_read_once(tmp_path):
     one, two = write_journal(tmp_path / "a" / "x"), write_journal(tmp_path / "b" / "x")
-    runs = read_folders([one, two, f"{one}/"])
-    assert len({run.name for run in runs}) == len(runs) == 2
+    assert [run.name for run in read_folders([one, two, f"{one}/"])] == ["a/x", "b/x"]
+    deeper, other = write_journal(tmp_path / "c" / "a" / "x"), write_journal(tmp_path / "c" / "y")
+    names = [run.name for run in read_folders([one, two, deeper, other])]
+    assert names == [f"{tmp_path.name}/a/x", "b/x", "c/a/x", "y"], "no more of a path than it takes"
 
 
 def test_refusals(tmp_path, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_a_run_from_before_a_field_was_is_one_system_with_those_at_its_default(t
 
 
 def test_a_system_is_not_called_as_another_run_is(tmp_path):
-    folders = [seeded(tmp_path / "mlm_tiny", "mlm_tiny", 1, **{"masking.rate": 0.3}),
+    folders = [seeded(tmp_path / "mlm_tiny", "mlm_tiny", 1, **{"shape.initial_deviation": 0.01}),
                *(seeded(tmp_path / f"run-{seed}", "mlm_tiny", seed) for seed in (1, 2)),
                seeded(tmp_path / "z", "mae_lm_tiny", 1)]  # fmt: skip
     found = read_folders(folders)
@@ -292,7 +293,9 @@ def test_quality_stands_beside_cost_and_a_figure_joins_the_front(tmp_path):
     for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny"):
         assert f">{name}<" in drawings["front-validation-loss"].svg
     for number in range(20):
-        write_curve(tmp_path / f"dear-{number}", "mlm_tiny", 3.0, 500, {"training.steps": 2000 + number})
+        write_curve(
+            tmp_path / f"dear-{number}", "mlm_tiny", 3.0, 500, {"shape.initial_deviation": 0.03 + number / 1000}
+        )
     crowded = front_drawings(Material.of(read_folders([tmp_path])))[0].svg
     assert ">21 more, grey<" in crowded, "of many only those on the front are named"
     assert [f">{name}<" in crowded for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny")] == [True, True, False]
@@ -300,6 +303,21 @@ def test_quality_stands_beside_cost_and_a_figure_joins_the_front(tmp_path):
     assert not front_drawings(Material.of(two))
     assert "◆" not in str(cost_table(Material.of(two)))
     assert cost_table(Material.of(two[:1])) is None
+
+
+def test_trials_that_differ_in_one_number_are_joined_in_its_order_and_named_by_their_objective(tmp_path):
+    tried = (("mlm_tiny", 0.3, 3.0, 110), ("mlm_tiny", 0.15, 3.1, 100), ("three_ml_tiny", 0.5, 3.2, 80),
+             ("three_ml_tiny", 0.3, 3.1, 90), ("mae_lm_tiny", 0.15, 3.3, 130))  # fmt: skip
+    for name, rate, loss, seconds in tried:
+        write_curve(tmp_path / f"{name}-{rate}", name, loss, seconds, {"masking.rate": rate})
+    [drawing] = front_drawings(Material.of(read_folders([tmp_path])))
+    named = re.findall(r">([^<>]+)</text>", drawing.svg)
+    assert {"mlm_tiny", "three_ml_tiny", "mae_lm_tiny"} <= set(named), "the legend names objectives, not trials"
+    assert [label for label in named if label in ("0.15", "0.3", "0.5")] == ["0.15", "0.3", "0.3", "0.5", "0.15"]
+    assert "masking.rate" in drawing.note
+    write_curve(tmp_path / "else", "mlm_tiny", 3.0, 120, {"masking.rate": 0.4, "training.learning_rate": 1e-5})
+    [drawing] = front_drawings(Material.of(read_folders([tmp_path])))
+    assert ">mlm_tiny-0.15<" in drawing.svg and "masking.rate" not in drawing.note, "of two fields none is the order"
 
 
 def test_quality_stands_beside_flops_where_seconds_say_nothing(tmp_path):

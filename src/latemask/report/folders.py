@@ -188,7 +188,8 @@ def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
     paths = [path for path in dict.fromkeys(expanded) if not (path.suffix in PAGES and path.is_file())]
     is_one_folder = len({path.parent for path in paths}) == 1
     ends = [path.stem if path.is_file() else path.name if is_one_folder else _of_sweep(path) for path in paths]
-    names = [readable(end if ends.count(end) == 1 else _near(path)) for path, end in zip(paths, ends, strict=True)]
+    apart = [end if ends.count(end) == 1 else _apart(path, paths) for path, end in zip(paths, ends, strict=True)]
+    names = [readable(name) for name in apart]
     found = [_read(path, name) for path, name in zip(paths, names, strict=True)]
     folders = _as_one_tokenizer(once([folder for folder in found if folder.has_something or folder.left_out]))
     left_out = left_out_of(found)
@@ -374,6 +375,9 @@ def _of_sweep(path: Path) -> str:
     return f"{path.parent.name}/{path.name}" if (path.parent / SWEEP).is_file() else path.name
 
 
-def _near(path: Path) -> str:
-    """As much of a path as people tell folders of one name apart by."""
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+def _apart(path: Path, others: Sequence[Path]) -> str:
+    """As much of the end of a path as it takes to tell it apart from every other."""
+    for count in range(1, len(path.parts)):
+        if sum(other.parts[-count:] == path.parts[-count:] for other in others) == 1:
+            return Path(*path.parts[-count:]).as_posix()
+    return path.as_posix()

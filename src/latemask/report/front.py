@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 
 from latemask.report import plots
 from latemask.report.folders import Cost, RunFolder
-from latemask.report.looks import Look
+from latemask.report.looks import MOST_RUNS, Look
 from latemask.report.material import Material, Worth
 from latemask.report.measures import axis, cautions, mean_of, of_part, shown_mean
+from latemask.report.objectives import by_objective, varied
+from latemask.report.runs import setting
 from latemask.report.systems import reference
 from latemask.report.tables import Drawing, Table, Value, anchor
 
@@ -94,6 +96,12 @@ def _note(material: Material, found: Sequence[Worth], rows: Sequence[tuple[Value
     return said + of_part(text) + material.apart(names) + cautions(_timed(material, found), names, text)
 
 
+def _in_order(group: Sequence[Worth], field: str) -> dict[str, str]:
+    """The systems of an objective by a number that they vary, and that number of each."""
+    ordered = sorted(group, key=lambda worth: worth.runs[0].fields[field])
+    return {worth.system.name: setting(worth.runs[0], field) or "" for worth in ordered}
+
+
 def front_drawings(material: Material) -> list[Drawing]:
     """A figure a measure: quality against cost, of three systems or more."""
     found = _ended(material)
@@ -103,9 +111,16 @@ def front_drawings(material: Material) -> list[Drawing]:
         if not on_front:
             continue
         having = [worth for worth in found if worth.system.name in points]
-        looks = {worth.system.name: Look(worth.runs[0].number) for worth in having}
-        drawn = plots.front(points, on_front, ACROSS[material.by], axis(name), looks)
         note = "Joined: the Pareto front, the best for their price. Means over seeds; the table has every system."
+        objectives = by_objective(having)
+        field = varied([group for _, group in objectives])
+        if field and len(objectives) <= MOST_RUNS:
+            families = {title: _in_order(group, field) for title, group in objectives}
+            drawn = plots.families(points, on_front, ACROSS[material.by], axis(name), families)
+            note += f" Beside each point its {field}; thin lines join the trials of one objective in its order."
+        else:
+            looks = {worth.system.name: Look(worth.runs[0].number) for worth in having}
+            drawn = plots.front(points, on_front, ACROSS[material.by], axis(name), looks)
         marks = " ".join(measure.mark for worth in having for measure in worth.scores[name])
         note += material.apart([name]) + cautions(_timed(material, having), [name], marks)
         title = f"{name[0].upper()}{name[1:]} against {COST[material.by]}"

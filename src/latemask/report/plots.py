@@ -240,9 +240,7 @@ def front(
     if not all(look.is_told_apart for look in looks.values()):
         looks = {name: Look(on_front.index(name)) if name in on_front else Look(MOST_RUNS) for name in points}
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=SIZE_INCHES, layout="constrained")
-        stairs = [points[name] for name in on_front]
-        axes.plot(*zip(*stairs, strict=True), drawstyle="steps-post", color="#555555", linewidth=0.8)
+        figure, axes = _stairs([points[name] for name in on_front])
         drawn = {}
         for name, (x, y) in points.items():
             style = {"marker": "o", **looks[name].style, "linestyle": "none", "markersize": 6}
@@ -251,10 +249,38 @@ def front(
         entries = {name: drawn[name] for name in named}
         if rest := [name for name in points if name not in named]:
             entries[f"{len(rest)} more, grey"] = drawn[rest[0]]
-        axes.set(xlabel=across, ylabel=up)
-        axes.margins(0.1)
-        _legend(figure, axes, list(entries.values()), list(entries))
+        _finished(figure, axes, across, up, entries)
     return figure
+
+
+def families(
+    points: Mapping[str, Point], on_front: Sequence[str], across: str, up: str, members: Mapping[str, Mapping[str, str]]
+) -> Figure:
+    """The same of families, which the legend names: of each its ``members`` by name, joined in their order by a thin
+    line, beside each what tells it apart from the others."""
+    with plt.rc_context(STYLE):
+        figure, axes = _stairs([points[name] for name in on_front])
+        entries: dict[str, Line2D] = {}
+        for number, (family, labels) in enumerate(members.items()):
+            style = {**Look(number).style, "linestyle": "-", "linewidth": 0.6, "markersize": 6}
+            [entries[family]] = axes.plot(*zip(*(points[name] for name in labels), strict=True), **style)
+            for name, label in labels.items():
+                axes.annotate(label, points[name], (4, 4), textcoords="offset points", fontsize=7)
+        _finished(figure, axes, across, up, entries)
+    return figure
+
+
+def _stairs(points: Sequence[Point]) -> tuple[Figure, Axes]:
+    """A new figure with the steps that join the points of a front, cheapest first."""
+    figure, axes = plt.subplots(figsize=SIZE_INCHES, layout="constrained")
+    axes.plot(*zip(*points, strict=True), drawstyle="steps-post", color="#555555", linewidth=0.8)
+    return figure, axes
+
+
+def _finished(figure: Figure, axes: Axes, across: str, up: str, entries: Mapping[str, Line2D]) -> None:
+    axes.set(xlabel=across, ylabel=up)
+    axes.margins(0.1)
+    _legend(figure, axes, list(entries.values()), list(entries))
 
 
 def _by_layer(found: Sequence[tuple[str, Mapping[str, Any], str]], looks: Sequence[Look | None] = ()) -> Figure:

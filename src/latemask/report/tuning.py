@@ -1,12 +1,10 @@
 """Which settings are best: trials of one objective that differ in settings alone, side by side, the best first.
 
-An objective is what is trained: recipe, shape, decoder, what joins where. Settings are how: all of ``training``, how
-many tokens are masked, how long a row is, dropout. A trial is a system, over its seeds.
+A trial is a system, over its seeds.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -18,14 +16,12 @@ from latemask.report.comparable import differing as differing_facts
 from latemask.report.folders import RunFolder
 from latemask.report.material import Material, Worth
 from latemask.report.measures import Measure, cautions, is_validation, mean_of, of_part, shown_mean
+from latemask.report.objectives import by_objective, settings_that_differ
 from latemask.report.plots import Point
-from latemask.report.runs import TEXT_TOKENS, differing, median, setting, texts_differ
+from latemask.report.runs import median, setting
 from latemask.report.seeds import value_at
-from latemask.report.systems import SEEDS, WATCHING, peer_of, title_of, titled
 from latemask.report.tables import Table, Value
 
-SETTINGS = ("masking.rate", "masking.later_rates", "shape.row_tokens", "shape.dropout", "decoder.dropout")
-"""Beside all of ``training``."""
 BEST = "★"
 
 
@@ -61,26 +57,13 @@ class Trial:
 def tuning_tables(material: Material, shown: Collection[str]) -> list[Table]:
     """A table for each objective of which there are several trials; not where all of its runs are ``shown`` as a
     sweep."""
-    groups: dict[str, list[Worth]] = {}
-    for worth in material.worth:
-        run = worth.runs[0]
-        groups.setdefault(json.dumps([peer_of(run), _objective(run)], sort_keys=True), []).append(worth)
-    tried = [group for group in groups.values() if len(group) > 1 and not set(_names(group)) <= set(shown)]
-    firsts = [group[0].runs[0] for group in tried]
-    tables = []
-    for first, group in zip(firsts, tried, strict=True):
-        title = titled(first, [one for one in firsts if title_of(one) == title_of(first)], _objective)
-        tables.append(_table(material, f"Settings of {title}", [Trial.of(worth, material) for worth in group]))
-    return tables
+    return [_table(material, f"Settings of {title}", [Trial.of(worth, material) for worth in group])
+            for title, group in by_objective(material.worth)
+            if len(group) > 1 and not set(_names(group)) <= set(shown)]  # fmt: skip
 
 
 def _names(group: Iterable[Worth]) -> list[str]:
     return [run.name for worth in group for run in worth.system.runs]
-
-
-def _objective(run: RunFolder) -> dict[str, Any]:
-    return {name: value for name, value in run.fields.items()
-            if name not in SETTINGS and not name.startswith("training.")}  # fmt: skip
 
 
 def _table(material: Material, title: str, trials: Sequence[Trial]) -> Table:
@@ -90,9 +73,7 @@ def _table(material: Material, title: str, trials: Sequence[Trial]) -> Table:
     facts = differing_facts(of_validation(trial.some) for trial in trials)
     alike = [trial for trial in trials if trial.worth.has_ended and trial.validation == usual]
     seconds = min((curve[-1][0] for trial in alike for curve in trial.curves), default=None)
-    firsts = [trial.some for trial in trials]
-    fields = [name for name in differing(firsts) if name not in (*SEEDS, *WATCHING)]
-    fields += [TEXT_TOKENS] if texts_differ(firsts) else []
+    fields = settings_that_differ([trial.some for trial in trials])
     columns: dict[str, list[Value]] = {"trial": [trial.worth.system.name for trial in trials]}
     columns |= {name: [setting(trial.some, name) for trial in trials] for name in fields}
     if any(len(trial.worth.runs) > 1 for trial in trials):
