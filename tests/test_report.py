@@ -883,7 +883,9 @@ def test_costs_are_computed_and_published_ones_say_so(tmp_path):
     del start["run"]["masking"]["vector"]
     old = row_of(table := costs_table([*runs, RunFolder("c", tmp_path, [start, *lines])]), "c")
     assert (old["card-hours so far (measured)"], old["million parameters kept"]) == (2.0, None)
-    assert old["PFLOP so far, plain"] == pytest.approx(1000 * 32 * 128 * 6e6 / 1e15)
+    training, shape = start["run"]["training"], start["run"]["shape"]
+    tokens = 1000 * training["batch_rows"] * shape["row_tokens"]
+    assert old["PFLOP so far, plain"] == row["PFLOP so far, plain"] == pytest.approx(tokens * 6e6 / 1e15)
     assert "c (run.masking.vector: found nothing; wanted this field)" in table.note
     assert costs_table([]) is None
 

@@ -346,6 +346,22 @@ def test_quality_stands_beside_flops_where_seconds_say_nothing(tmp_path):
     assert drawing.title == "Validation loss against PFLOP, plain"
     assert ">PFLOP of pretraining (plain objective)<" in drawing.svg
     assert on_front(cost_table(Material.of(folders))) == {"mlm_tiny", "three_ml_tiny", "mae_lm_tiny"}
+    quality, timed = time_table(material), time_table(Material.of(folders))
+    assert [table.title for table in (quality, timed)] == ["FLOPs to quality", "Time to quality"]
+    sooner = _share_of_curve(3.1, until=3.2)
+    shares = {"PFLOP": spent["mae_lm_tiny"] / spent["mlm_tiny"], "s": 3.0}
+    for table, (unit, share) in zip((quality, timed), shares.items(), strict=True):
+        mine, its = (cells(table, "validation loss")[name] for name in ("mae_lm_tiny", "mlm_tiny"))
+        assert its.endswith(f" {unit} (100%)")
+        reached = re.fullmatch(rf"([\d.]+) {unit} \((\d+)%\)", mine).groups()
+        assert float(reached[0]) == pytest.approx(float(its.split()[0]) * share * sooner, rel=0.02)
+        assert float(reached[1]) == pytest.approx(100 * share * sooner, abs=2)
+
+
+def _share_of_curve(floor: float, until: float) -> float:
+    """Of ``write_curve``'s run: after what share of it its loss is as low as that of another at its end."""
+    end = until + (10 - until) * math.exp(-4)
+    return -math.log((end - floor) / (10 - floor)) / 4
 
 
 @pytest.mark.parametrize("told", [{}, {"plain_flops_per_token": None}])

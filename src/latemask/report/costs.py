@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from latemask.config import Run, typed
-from latemask.counts import flops_per_token
 from latemask.errors import Refusal
-from latemask.report.flops import plain_flops
 from latemask.report.folders import RunFolder
 from latemask.report.published import compute_share
 from latemask.report.tables import Table, Value
@@ -21,21 +19,18 @@ def costs_table(runs: Sequence[RunFolder]) -> Table | None:
     missing = []
     for run in runs:
         done = run.reached if run.reached["tokens"] else None
-        hours = run.card_seconds / 3600 if done else None
+        hours, spent = (run.card_seconds / 3600, run.cost("flops")) if done else (None, None)
         try:
             of = cost(typed(Run, run.start.get("run"), "run"))
         except Refusal as refusal:
             missing.append(f"{run.name} ({refusal.where}: found {refusal.found}; wanted {refusal.wanted})")
-            spent = plain_flops(run.start)(done["tokens"]) if done else 0
-            rows.append((run.name, *[None] * 7, hours, spent / 1e15 or None))
+            rows.append((run.name, *[None] * 7, hours, spent))
             continue
         published = compute_share(of.run)
-        so_far = flops_per_token(of.run, range(done["step"])).plain if done else 0.0
         rows.append((
             run.name, of.parameters.kept / 1e6, of.parameters.thrown_away / 1e6, of.plain.total / 1e6,
             of.executed.total / 1e6, f"{of.plain_ratio:.1%}", f"{of.executed_ratio:.1%}",
-            None if published is None else f"{published:.0%} (published)", hours,
-            None if not done else done["tokens"] * so_far / 1e15,
+            None if published is None else f"{published:.0%} (published)", hours, spent,
         ))  # fmt: skip
     columns = ("run", "million parameters kept", "thrown away", "MFLOP/token, plain", "as run here",
                "share of MLM's, plain (computed)", "as run here (computed)", "share of RoBERTa's (published)",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from latemask import console
 from latemask.config import newer_fields
@@ -24,11 +24,11 @@ from latemask.fields import dotted
 from latemask.report.checked import FORMS, check
 from latemask.report.flops import plain_flops
 from latemask.report.looks import MOST_RUNS, Look
+from latemask.report.price import PETA, Cost
 from latemask.training import journal
 from latemask.training.plateau import FAR_NATS, is_no_better
 
 JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
-Cost = Literal["seconds", "flops"]
 KINDS = tuple(FORMS)
 PAGES = (".html", ".htm", ".md", ".svg")
 """Endings of what a report writes, which ``runs/*`` names too: not looked into."""
@@ -128,7 +128,7 @@ class RunFolder:
         if by == "seconds":
             return self.card_seconds
         flops = self.flops_at(self.reached["step"])
-        return None if flops is None else flops / 1e15
+        return None if flops is None else flops / PETA
 
     @property
     def ending(self) -> str:

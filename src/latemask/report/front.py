@@ -6,11 +6,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from latemask.report import plots
-from latemask.report.folders import Cost, RunFolder
+from latemask.report.folders import RunFolder
 from latemask.report.looks import MOST_RUNS, Look
 from latemask.report.material import Material, Worth
 from latemask.report.measures import axis, cautions, mean_of, of_part, shown_mean
 from latemask.report.objectives import by_objective, varied
+from latemask.report.price import Cost
 from latemask.report.runs import setting
 from latemask.report.systems import reference
 from latemask.report.tables import Drawing, Table, Value, anchor
@@ -20,9 +21,6 @@ FEWEST = 3
 ON_FRONT = "◆"
 AS_CHEAP = 1.001
 """Who costs no more than so many times as much is as cheap: runs that the clock ends differ by a step."""
-
-COST = {"seconds": "card-seconds", "flops": "PFLOP, plain"}
-ACROSS = {"seconds": "card-seconds of pretraining", "flops": "PFLOP of pretraining (plain objective)"}
 
 
 def _ended(material: Material) -> list[Worth]:
@@ -82,7 +80,7 @@ def cost_table(material: Material) -> Table | None:
         tokens = statistics.fmean(run.reached["tokens"] for run in worth.runs)
         share = f"{cost / base_cost:.1%}" if base_cost and cost is not None else None
         rows.append((own, len(worth.runs), tokens / 1e6, cost, share, *cells))
-    columns = ("system", "seeds", "million tokens", COST[material.by], f"of {base.name}'s", *names)
+    columns = ("system", "seeds", "million tokens", material.price.column, f"of {base.name}'s", *names)
     return Table("Quality beside cost", columns, tuple(rows), _note(material, found, rows, names))
 
 
@@ -116,13 +114,13 @@ def front_drawings(material: Material) -> list[Drawing]:
         field = varied([group for _, group in objectives])
         if field and len(objectives) <= MOST_RUNS:
             families = {title: _in_order(group, field) for title, group in objectives}
-            drawn = plots.families(points, on_front, ACROSS[material.by], axis(name), families)
+            drawn = plots.families(points, on_front, material.price.across, axis(name), families)
             note += f" Beside each point its {field}; thin lines join the trials of one objective in its order."
         else:
             looks = {worth.system.name: Look(worth.runs[0].number) for worth in having}
-            drawn = plots.front(points, on_front, ACROSS[material.by], axis(name), looks)
+            drawn = plots.front(points, on_front, material.price.across, axis(name), looks)
         marks = " ".join(measure.mark for worth in having for measure in worth.scores[name])
         note += material.apart([name]) + cautions(_timed(material, having), [name], marks)
-        title = f"{name[0].upper()}{name[1:]} against {COST[material.by]}"
+        title = f"{name[0].upper()}{name[1:]} against {material.price.column}"
         drawings.append(Drawing(f"front-{anchor(name)}", title, plots.svg(drawn), note))
     return drawings

@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from latemask.report.downstream import Entry, entries
-from latemask.report.folders import Cost, RunFolder
+from latemask.report.folders import RunFolder
 from latemask.report.measures import Curves, Measure, Named, curves, kind_of, measures, named_apart
+from latemask.report.price import PRICES, Cost, Price
 from latemask.report.rank import last_ranks
 from latemask.report.studies import over_seeds, studies
 from latemask.report.systems import System, alike, systems
@@ -43,6 +44,10 @@ class Material:
         shown = {folder.name: folder for folder in alike(folders, found)}
         looking = [replace(system, runs=tuple(shown[run.name] for run in system.runs)) for system in found]
         return cls(list(shown.values()), looking, by)
+
+    @property
+    def price(self) -> Price:
+        return PRICES[self.by]
 
     @cached_property
     def runs(self) -> list[RunFolder]:
@@ -99,12 +104,12 @@ class Material:
 
     @cached_property
     def curves(self) -> Mapping[str, Curves]:
-        """By run, the curves that lead to its measures, under their names."""
+        """By run, the curves that lead to its measures, under their names, against what quality is bought with."""
         found: dict[str, Curves] = {}
         for run in self.runs:
             measured = zip(self._measured[run.name], self._named[run.name], strict=True)
             names = {kind_of(plain, measure): name for (plain, measure), (name, _) in measured}
-            known = curves(run, self._entries_of(run))
+            known = curves(run, self._entries_of(run), self.by)
             found[run.name] = {names[kind]: points for kind, points in known.items() if kind in names}
         return found
 

@@ -26,6 +26,7 @@ from latemask.report.comparable import (
 from latemask.report.downstream import AVERAGE, Entry, averages
 from latemask.report.folders import RunFolder
 from latemask.report.owners import is_own
+from latemask.report.price import PETA, Cost
 from latemask.training.journal import PER_MASKED, PER_TOKEN
 
 LOSS, LOSS_OF_ROWS = "validation loss", "validation loss per token of the row"
@@ -122,16 +123,24 @@ def measures(run: RunFolder, entries: Sequence[Entry]) -> list[Named]:
     return found
 
 
-def curves(run: RunFolder, entries: Sequence[Entry]) -> dict[Kind, list[plots.Point]]:
-    """(seconds of pretraining, value) of what was measured at several times alike."""
+def curves(run: RunFolder, entries: Sequence[Entry], by: Cost) -> dict[Kind, list[plots.Point]]:
+    """(seconds or PFLOP of pretraining, value) of what was measured at several times alike."""
     found: dict[Kind, list[plots.Point]] = {}
+    if run.cost(by) is None:
+        return found
     if run.validation and plots.kind_of_loss(run.lines) == "validation":
-        found[kind_of(*_loss(run))] = plots.loss_points(run.lines, "seconds")
+        found[kind_of(*_loss(run))] = [(_amount(x, by), y) for x, y in plots.loss_points(run.lines, by)]
     for entry in sorted(_scored(entries), key=lambda entry: entry.step or 0):
-        if entry.seconds is not None:
+        spent = entry.seconds if by == "seconds" else entry.flops
+        if spent is not None:
             for name, measure in _named(entry, False):
-                found.setdefault(kind_of(name, measure), []).append((entry.seconds, measure.value))
-    return {kind: points for kind, points in found.items() if len({seconds for seconds, _ in points}) > 1}
+                found.setdefault(kind_of(name, measure), []).append((_amount(spent, by), measure.value))
+    return {kind: points for kind, points in found.items() if len({spent for spent, _ in points}) > 1}
+
+
+def _amount(spent: float, by: Cost) -> float:
+    """As ``RunFolder.cost`` counts."""
+    return spent if by == "seconds" else spent / PETA
 
 
 def named_apart(found: Mapping[str, Sequence[Named]]) -> dict[str, list[Named]]:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from latemask import console
 from latemask.errors import Refusal
-from latemask.report.folders import Cost, RunFolder, left_out_of, read_folders
+from latemask.report.folders import RunFolder, left_out_of, read_folders
+from latemask.report.price import Cost
 from latemask.report.tables import Drawing, Table, anchor, distinct, marked_down
 from latemask.writing import write_whole
 

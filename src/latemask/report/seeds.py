@@ -28,11 +28,9 @@ COVERAGE = 0.95
 WITHIN, BEYOND, UNKNOWN = "within seed noise", "beyond seed noise", "one seed: noise unknown"
 NO_SPREAD = "no verdict: equal differences"
 WIDEST = 0.15
-"""Of the time, between two points of a curve that is read between them."""
+"""Of the cost, between two points of a curve that is read between them."""
 SAME = 1e-9
 """Differences that are no further apart than this, beside their size, are equal."""
-SECONDS = "card-seconds of pretraining"
-EQUAL_SECONDS = "at equal seconds"
 
 Pairs = dict[str, tuple[Measure, Measure]]
 """What two runs have in common, by name."""
@@ -87,7 +85,7 @@ def _table(material: Material, base: System, other: System) -> Table:
     pairs = _with_mean({seed: _paired(material, base.by_seed[seed], other.by_seed[seed]) for seed in seeds})
     names = list(dict.fromkeys(name for found in pairs.values() for name in found))
     rows: list[tuple[Value, ...]] = []
-    for name in sorted(names, key=lambda name: name == SECONDS):
+    for name in sorted(names, key=lambda name: name == material.price.across):
         having = {seed: found[name] for seed, found in pairs.items() if name in found}
         first, second = ([pair[side] for pair in having.values()] for side in (0, 1))
         changes = [after.value - before.value for before, after in having.values()]
@@ -123,7 +121,7 @@ def _mean(side: Sequence[Measure], digits: int) -> str:
 
 
 def _paired(material: Material, before: RunFolder, after: RunFolder) -> Pairs:
-    """By name what both runs have: at the end, and at the seconds of the quicker one where both have a curve.
+    """By name what both runs have: at the end, and at the cost of the cheaper one where both have a curve.
     Validation losses of runs that have not ended are not compared."""
     mine, its = material.measures[before.name], material.measures[after.name]
     curve, its_curve = material.curves[before.name], material.curves[after.name]
@@ -135,24 +133,26 @@ def _paired(material: Material, before: RunFolder, after: RunFolder) -> Pairs:
             at = min(points[-1][0] for points in (curve[name], its_curve[name]))
             first, second = (value_at(points, at) for points in (curve[name], its_curve[name]))
             if first is not None and second is not None:
-                found[f"{name}, {EQUAL_SECONDS}"] = (
+                found[f"{name}, {material.price.equal}"] = (
                     mine[name]._replace(value=first),
                     its[name]._replace(value=second),
                 )
     ranks, its_ranks = material.last_ranks[before.name], material.last_ranks[after.name]
     found |= {name: (ranks[name], its_ranks[name]) for name in ranks if name in its_ranks}
-    first, second = (Measure(run.card_seconds, is_neutral=True) for run in (before, after))
-    return found | {SECONDS: (first, second)}
+    spent, its_spent = (run.cost(material.by) for run in (before, after))
+    if spent is not None and its_spent is not None:
+        found[material.price.across] = (Measure(spent, is_neutral=True), Measure(its_spent, is_neutral=True))
+    return found
 
 
-def value_at(points: Sequence[Point], seconds: float) -> float | None:
-    """The curve's value at ``seconds``, on the straight line between the points around it; None outside of them, and
-    where they are further apart than ``WIDEST`` of the time, for curves are bent."""
+def value_at(points: Sequence[Point], at: float) -> float | None:
+    """The curve's value ``at`` a cost, on the straight line between the points around it; None outside of them, and
+    where they are further apart than ``WIDEST`` of the cost, for curves are bent."""
     xs, ys = zip(*points, strict=True)
-    if not xs[0] <= seconds <= xs[-1]:
+    if not xs[0] <= at <= xs[-1]:
         return None
-    before, after = max(x for x in xs if x <= seconds), min(x for x in xs if x >= seconds)
-    return float(np.interp(seconds, xs, ys)) if after - before <= WIDEST * seconds else None
+    before, after = max(x for x in xs if x <= at), min(x for x in xs if x >= at)
+    return float(np.interp(at, xs, ys)) if after - before <= WIDEST * at else None
 
 
 def _apart(material: Material, systems: Sequence[System]) -> list[str]:
@@ -174,9 +174,10 @@ def _kind(name: str) -> str:
 
 def _note(material: Material, base: System, other: System, rows: Sequence[tuple[Value, ...]]) -> str:
     runs = [system.by_seed[seed] for seed in _shared(base, other) for system in (base, other)]
+    equal = material.price.equal
     if are_equal_tokens(runs):
         tokens = max(run.reached["tokens"] for run in runs)
-        said = f"At equal tokens ({tokens / 1e6:,.4g} million a run), and {EQUAL_SECONDS} where it says so."
+        said = f"At equal tokens ({tokens / 1e6:,.4g} million a run), and {equal} where it says so."
     else:
         each = ", ".join(f"{run.name} {run.reached['tokens'] / 1e6:,.4g} million" for run in runs)
         said = f"Not at equal tokens: {each}."
@@ -185,13 +186,13 @@ def _note(material: Material, base: System, other: System, rows: Sequence[tuple[
         f"{WITHIN} where the 95 % interval of the mean paired difference holds 0 (Student's t); of twenty measures one "
         f"leaves it out by chance."
     )
-    if any(EQUAL_SECONDS in str(row[0]) for row in rows):
+    if any(equal in str(row[0]) for row in rows):
         said += (
-            f" {EQUAL_SECONDS.capitalize()}: both curves at the seconds that the quicker run took. The slower one's "
+            f" A{equal[1:]}: both curves at the {material.price.word} that the cheaper run took. The dearer one's "
             "learning rate had not come down by then, which speaks against it."
         )
     elif any(is_validation(name) for run in runs for name in material.curves[run.name]):
-        said += f" Nothing {EQUAL_SECONDS}: validations around them are too far apart, or lacking."
+        said += f" Nothing {equal}: validations around them are too far apart, or lacking."
     if not all(run.has_ended for run in runs):
         said += " Without the validation losses of pairs that have not ended."
     if apart := _apart(material, (base, other)):

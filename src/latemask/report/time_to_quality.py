@@ -1,4 +1,4 @@
-"""Time to quality: after how many seconds each system is as good as the reference at its end."""
+"""Time to quality: after how many seconds, or FLOPs, each system is as good as the reference at its end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from latemask.report.tables import Table, crossed
 
 
 def time_table(material: Material) -> Table | None:
-    """Seconds, and their share of the reference's, for each measure with a curve; None where nothing is to be
+    """The cost, and its share of the reference's, for each measure with a curve; None where nothing is to be
     compared."""
     curves = material.curves
     found = [system for system in material.systems if any(curves[run.name] for run in system.runs)]
@@ -28,8 +28,9 @@ def time_table(material: Material) -> Table | None:
     def cell(row: int, column: int) -> str | None:
         return _reached(material, names[row], found[column], base)
 
+    word = "Seconds" if material.by == "seconds" else "PFLOP"
     note = (
-        f"Seconds of pretraining until a system is as good as {base.name} at its end (of the same seed, where it has "
+        f"{word} of pretraining until a system is as good as {base.name} at its end (of the same seed, where it has "
         f"it), and their share of {base.name}'s; on straight lines between checkpoints (≤: as good at its first). A "
         "learning rate that has not come down yet makes checkpoints on the way look worse than the end of a run of "
         "their length; a lucky checkpoint makes them look better, which the reference's own share tells."
@@ -39,7 +40,8 @@ def time_table(material: Material) -> Table | None:
     note += material.apart(list(dict.fromkeys(name for run in runs for name in curves[run.name])))
     note += cautions(runs, names, " ".join(found[name].mark for found in worth for name in names if name in found))
     across = [system.name for system in found]
-    return crossed("Time to quality", ("measure", "system"), names, across, cell, note) if names else None
+    title = f"{'Time' if material.by == 'seconds' else material.price.word} to quality"
+    return crossed(title, ("measure", "system"), names, across, cell, note) if names else None
 
 
 def _reached(material: Material, name: str, system: System, base: System) -> str | None:
@@ -48,14 +50,14 @@ def _reached(material: Material, name: str, system: System, base: System) -> str
         its = base.by_seed.get(seed_of(run), base.runs[0])
         curve, target = (material.curves[one.name].get(name) for one in (run, its))
         if curve is not None and target is not None:
-            seconds = time_to(curve, target[-1][1], material.measures[run.name][name].is_loss)
-            times.append(None if seconds is None else (seconds, seconds / target[-1][0], seconds == curve[0][0]))
+            spent = time_to(curve, target[-1][1], material.measures[run.name][name].is_loss)
+            times.append(None if spent is None else (spent, spent / target[-1][0], spent == curve[0][0]))
     done = [each for each in times if each is not None]
     if not done:
         return "not reached" if times else None
     some = "" if len(done) == len(times) else f", {len(done)} of {len(times)} runs"
-    seconds, share, is_first = (statistics.fmean(column) for column in zip(*done, strict=True))
-    return f"{'≤ ' if is_first else ''}{seconds:,.0f} s ({share:.0%}{some})"
+    spent, share, is_first = (statistics.fmean(column) for column in zip(*done, strict=True))
+    return f"{'≤ ' if is_first else ''}{material.price.text(spent)} ({share:.0%}{some})"
 
 
 def time_to(points: Sequence[Point], level: float, is_loss: bool) -> float | None:

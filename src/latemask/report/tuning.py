@@ -48,9 +48,9 @@ class Trial:
     def losses(self) -> list[Measure]:
         return self.worth.scores.get(self.validation, [])
 
-    def losses_at(self, seconds: float) -> list[Measure]:
+    def losses_at(self, cost: float) -> list[Measure]:
         """Of the runs that have got as far, with validations around it."""
-        values = (value_at(curve, seconds) for curve in self.curves)
+        values = (value_at(curve, cost) for curve in self.curves)
         return [Measure(value, is_loss=True) for value in values if value is not None]
 
 
@@ -72,7 +72,7 @@ def _table(material: Material, title: str, trials: Sequence[Trial]) -> Table:
     trials = sorted(trials, key=lambda trial: _place(trial, usual))
     facts = differing_facts(of_validation(trial.some) for trial in trials)
     alike = [trial for trial in trials if trial.worth.has_ended and trial.validation == usual]
-    seconds = min((curve[-1][0] for trial in alike for curve in trial.curves), default=None)
+    least = min((curve[-1][0] for trial in alike for curve in trial.curves), default=None)
     fields = settings_that_differ([trial.some for trial in trials])
     columns: dict[str, list[Value]] = {"trial": [trial.worth.system.name for trial in trials]}
     columns |= {name: [setting(trial.some, name) for trial in trials] for name in fields}
@@ -81,8 +81,8 @@ def _table(material: Material, title: str, trials: Sequence[Trial]) -> Table:
     columns["million tokens"] = [_mean(run.reached["tokens"] / 1e6 for run in trial.worth.runs) for trial in trials]
     columns["seconds"] = [_mean(float(run.reached["seconds"]) for run in trial.worth.runs) for trial in trials]
     losses = {"validation loss": [trial.losses for trial in trials]}
-    if seconds is not None:
-        losses[f"validation loss at {seconds:,.0f} s"] = [trial.losses_at(seconds) for trial in trials]
+    if least is not None:
+        losses[f"validation loss at {material.price.text(least)}"] = [trial.losses_at(least) for trial in trials]
     for name, each in losses.items():
         cells = _cells(trials, each, [trial in alike for trial in trials])
         columns[name] = [_told(cell, trial, usual, facts) for cell, trial in zip(cells, trials, strict=True)]
@@ -99,7 +99,7 @@ def _table(material: Material, title: str, trials: Sequence[Trial]) -> Table:
         columns["learned"] = [_joined(run.learned for run in trial.worth.system.runs) for trial in trials]
     rows = tuple(zip(*columns.values(), strict=True))
     has_odd = any(trial.validation not in ("", usual) for trial in trials)
-    return Table(title, tuple(columns), rows, _note(material, trials, seconds, has_odd, names, rows))
+    return Table(title, tuple(columns), rows, _note(material, trials, least, has_odd, names, rows))
 
 
 def _place(trial: Trial, usual: str) -> tuple[Any, ...]:
@@ -136,7 +136,7 @@ def _told(cell: Value, trial: Trial, usual: str, facts: Mapping[str, Any]) -> Va
 
 
 def _note(
-    material: Material, trials: Sequence[Trial], seconds: float | None, has_odd: bool, names: Sequence[str],
+    material: Material, trials: Sequence[Trial], least: float | None, has_odd: bool, names: Sequence[str],
     rows: Sequence[tuple[Value, ...]],
 ) -> str:  # fmt: skip
     runs = [run for trial in trials for run in trial.worth.runs]
@@ -145,10 +145,10 @@ def _note(
         said += " Not at equal tokens."
     if has_odd:
         said += " A loss that says how it was measured does not compare with the others."
-    if seconds is not None:
+    if least is not None:
         said += (
-            f" At {seconds:,.0f} s: when the quickest had ended (empty without validations close to it); the learning "
-            "rate of the others had not come down by then, which speaks against them."
+            f" At {material.price.text(least)}: when the cheapest had ended (empty without validations close to it); "
+            "the learning rate of the others had not come down by then, which speaks against them."
         )
     if any(len(trial.worth.runs) == 1 for trial in trials):
         said += " Of trials with one seed it is not known which differences are seed noise."

@@ -1,0 +1,122 @@
+"""The pages under results/evidence, made anew from the JSON beside them: which runs each shows, and in which order.
+
+    python benchmarks/pages.py
+    python benchmarks/pages.py --only three-ml masks
+
+A page is what `latemask report` makes of these folders, as Markdown and figures; its HTML is not kept.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+from refusals import program
+
+from latemask import console
+from latemask.errors import Refusal
+from latemask.report.folders import read_folders
+from latemask.report.page import write_report
+from latemask.report.price import Cost
+
+
+@dataclass(frozen=True)
+class Page:
+    """``runs`` as seen from its folder, in the order of the page."""
+
+    runs: str
+    title: str = "Pretraining runs"
+    cost: Cost = "seconds"
+
+    @property
+    def places(self) -> list[str]:
+        return self.runs.split()
+
+
+WAYS = ("mlm mask_in_encoder decoder_resets_mask random_replace mae_lm misaligned_positions no_relative "
+        "decoder_self_cross decoder_causal_cross decoder_cross")  # fmt: skip
+SYSTEMS = ("mlm", "mae_lm", "three_ml_self", "three_ml")
+TUNED = {
+    "mlm": "128x128,rate=2e-4 128x512,rate=4e-4 32x512,masked=.3,rate=2e-4 32x512,rate=2e-4 32x512,rate=4e-4 "
+           "64x512,rate=4e-4",
+    "mae_lm": "128x512,rate=4e-4 32x512,rate=2e-4 32x512,rate=4e-4 64x512,rate=4e-4",
+    "roberta": "128x128,rate=2e-4 128x512,rate=4e-4 32x512,masked=.3,rate=2e-4 32x512,rate=2e-4 32x512,rate=4e-4 "
+               "64x512,rate=4e-4",
+}  # fmt: skip
+PAGES: Mapping[str, Page] = {
+    "objectives": Page(" ".join(f"{system},seed={seed}" for seed in (2, 3, 4) for system in SYSTEMS)
+                       + " mlm,seed=1 mae_lm,seed=1"),
+    "three-ml-base": Page("../objectives/mlm,seed=3 k=0,rate=0.3,seed=3 ../objectives/three_ml,seed=3 "
+                          "k=9,rate=0.3,seed=3"),
+    "squad": Page("mlm,seed=3 mae_lm,seed=3 three_ml,seed=3"),
+    "checkpoints": Page("mlm,seed=4 mae_lm,seed=4 three_ml_self,seed=4"),
+    "time": Page("roberta three_ml_self ../objectives/mlm,seed=2 ../objectives/mae_lm,seed=2 "
+                 "../objectives/three_ml_self,seed=2",
+                 "Time to quality: transformers' RoBERTa beside ours, base size, 250 M tokens"),
+    "three-ml": Page("../masks/mlm k=0,rate=0.3 k=0,rate=0.4 k=0,rate=0.5 k=3,rate=0.5 k=6,rate=0.3 k=6,rate=0.4 "
+                     "k=6,rate=0.5 k=9,rate=0.15 k=9,rate=0.3 k=9,rate=0.4 k=9,rate=0.5 k=9,rate=0.6 self,rate=0.15 "
+                     "self,rate=0.3 self,rate=0.4 self,rate=0.5 cross,rate=0.3 cross,rate=0.5",
+                     "3ML's joins and rates, by FLOPs: the runs shared their cards, and their seconds say little",
+                     "flops"),
+    "masks": Page(WAYS),
+    "delta": Page("../masks/mae_lm delta=0.25 delta=0.5 delta=0.75 ../masks/mask_in_encoder"),
+    "first-trainings": Page("decoder_self_cross ../masks/decoder_self_cross decoder_causal_cross "
+                            "../masks/decoder_causal_cross delta=0.25 ../delta/delta=0.25"),
+    "masks-4e-4": Page(WAYS),
+    "delta-4e-4": Page("../masks-4e-4/mae_lm delta=0.5 ../masks-4e-4/mask_in_encoder"),
+    "repeated": Page("first second"),
+    "collapse": Page("mlm,rate=4e-4 mlm,small,rate=4e-4 mlm,small,rate=8e-4 mae_lm,rate=2e-4 mae_lm,centred,rate=2e-4 "
+                     "mae_lm,rate=4e-4 mae_lm,centred,rate=4e-4 mae_lm,small,rate=4e-4 roberta,small,rate=4e-4"),
+    "tuning": Page(" ".join(f"{system},{trial}" for system, trials in TUNED.items() for trial in trials.split()),
+                   "Settings tried at base size, 50 M tokens, one seed"),
+    "untuned": Page("mlm,seed=1 mae_lm,seed=1",
+                    "MAE-LM beside MLM at base size, one seed, rate not tuned"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Options:
+    """Make the pages of the evidence anew."""
+
+    evidence: Path = Path("results/evidence")
+    """Folder of the folders that have a page each."""
+    only: tuple[str, ...] = ()
+    """Folders; none given: all."""
+
+    def __post_init__(self) -> None:
+        if unknown := set(self.only) - set(PAGES):
+            raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {' '.join(PAGES)}")
+        for name in self.only or PAGES:
+            if not (self.evidence / name).is_dir():
+                raise Refusal(self.evidence / name, "no such folder", "the runs of a page")
+
+
+def make(folder: Path, page: Page) -> None:
+    """Write a folder's page and figures, and take away those of before that are not made any more."""
+    at_first = Path.cwd()
+    os.chdir(folder)  # places are named from here
+    try:
+        before = set(Path().glob("report.*"))
+        made = {path.resolve() for path in write_report(read_folders(page.places), Path("report.html"), page.title,
+                                                        page.cost)}  # fmt: skip
+        for path in (Path("report.html"), *(path for path in before if path.resolve() not in made)):
+            path.unlink(missing_ok=True)
+    finally:
+        os.chdir(at_first)
+
+
+def write(options: Options) -> None:
+    for name in options.only or PAGES:
+        make(options.evidence / name, PAGES[name])
+        console.say(f"{options.evidence / name / 'report.md'}")
+
+
+def main() -> None:
+    write(tyro.cli(Options, description=Options.__doc__))
+
+
+if __name__ == "__main__":
+    program(main)
