@@ -54,7 +54,7 @@ class Options:
     rounds: int = 3
     """Of each trial; up to three times as many until so many in a row agree."""
     updates: int = 50
-    """Of a round: of ten at small size, a tenth of a second, all rounds of a trial were once slow alike, by a quarter."""
+    """Of a round: of ten at small size, a tenth of a second, all rounds of a trial were once slow alike."""
 
     def __post_init__(self) -> None:
         counts(self, "rows", "rounds", "updates")
