@@ -26,10 +26,11 @@ from studies import Trial, named, trials_of
 from updates import Updates, judged
 
 from latemask import console
-from latemask.bench import percent, spread
+from latemask.bench import spread
 from latemask.cli import pretrain
 from latemask.config import Run, replace
 from latemask.counts import flops_per_token
+from latemask.goals import percent
 from latemask.machine import machine_of
 from latemask.recipes import Size
 from latemask.training.distributed import pick_device

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from latemask import bench
-from latemask.bench import BenchOptions, Entry, Timed, entries_of, goals_of
+from latemask import bench, goals
+from latemask.bench import BenchOptions, Entry, Timed, entries_of
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.recipes import recipe
@@ -134,25 +134,25 @@ def test_goals_are_ratios_of_time_beside_ratios_of_flops():
     speeds["mlm, dropout"] = timed(entries["mlm, dropout"], 600e3)
     speeds["mae_lm"] = timed(entries["mae_lm"], 350e3)
     speeds["roberta, compiled, 128 rows"] = timed(entries["roberta, compiled, 128 rows"], 800e3)
-    goals = {goal.what: goal for goal in goals_of("base", speeds)}
-    assert goals["MAE-LM, 4 self-attention layers: time over plain MLM"].found == 2
+    found = {goal.what: goal for goal in goals.goals_of("base", speeds)}
+    assert found["MAE-LM, 4 self-attention layers: time over plain MLM"].found == 2
     best = "MLM, dropout .1: tokens/s over RoBERTa at its best"
-    assert goals[best].found == 0.75  # The fastest peer counts, however it runs.
+    assert found[best].found == 0.75  # The fastest peer counts, however it runs.
     for faster in ("roberta, eager, 64 rows", "roberta, blocks compiled, 64 rows"):
         others = speeds | {faster: timed(entries[faster], 1200e3)}
-        assert next(goal.found for goal in goals_of("base", others) if goal.what == best) == 0.5
-    assert goals["dropout .1: time over dropout 0"].found == pytest.approx(7 / 6)
-    assert goals["rotary positions: time over absolute ones"].found == pytest.approx(6 / 7)
+        assert next(goal.found for goal in goals.goals_of("base", others) if goal.what == best) == 0.5
+    assert found["dropout .1: time over dropout 0"].found == pytest.approx(7 / 6)
+    assert found["rotary positions: time over absolute ones"].found == pytest.approx(6 / 7)
     mae, mlm = entries["mae_lm"].run, entries["mlm"].run
     wanted = flops_per_token(mae).executed / flops_per_token(mlm).plain
-    assert goals["MAE-LM, 4 self-attention layers: time over plain MLM"].flops == pytest.approx(wanted)
-    assert goals["MLM, dropout 0: MFU"].found == pytest.approx(700e3 * flops_per_token(mlm).plain / 989e12)
-    assert goals["MLM, dropout 0, FP8: MFU of the bf16 peak"].found is None
+    assert found["MAE-LM, 4 self-attention layers: time over plain MLM"].flops == pytest.approx(wanted)
+    assert found["MLM, dropout 0: MFU"].found == pytest.approx(700e3 * flops_per_token(mlm).plain / 989e12)
+    assert found["MLM, dropout 0, FP8: MFU of the bf16 peak"].found is None
     speeds["mlm, fp8"] = timed(entries["mlm"], 800e3)
     for size, goal in (("base", ">= .55"), ("large", ">= .60")):
-        (float8,) = (line for line in goals_of(size, speeds) if "FP8" in line.what)
+        (float8,) = (line for line in goals.goals_of(size, speeds) if "FP8" in line.what)
         assert (float8.found, float8.goal) == (speeds["mlm, fp8"].plain_mfu, goal)
-    assert all(goal.found is None for goal in goals_of("base", {}) + goals_of("large", {}))
+    assert all(goal.found is None for goal in goals.goals_of("base", {}) + goals.goals_of("large", {}))
 
 
 def loss_of(entry: Entry) -> float:
@@ -192,11 +192,11 @@ def test_one_round_has_no_spread(capsys):
     assert (one.milliseconds, one.spread) == (2000, None)
     assert (two.milliseconds, two.spread) == (2000, 1)
     machine = {"card": "none", "versions": {"torch": "none"}}
-    bench.show("tiny", machine, {"one": one}, [])
+    goals.show("tiny", machine, {"one": one}, [])
     printed = capsys.readouterr()
     assert "%" not in printed.out
     assert printed.err == ""
-    bench.show("tiny", machine, {"one": one, "two": two}, [])
+    goals.show("tiny", machine, {"one": one, "two": two}, [])
     assert "1 of 2 entries differ by more than 10% between rounds (mlm by 100.0%)" in capsys.readouterr().err
 
 
@@ -215,5 +215,5 @@ def test_a_small_benchmark_prints_and_keeps_what_it_measured(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "roberta, eager, 1 rows" in printed
     assert ">= 1.8" in printed
-    bench.show("tiny", kept, {}, [bench.Goal("MLM", ">= 1.8", None)])  # entries that no goal is about
+    goals.show("tiny", kept, {}, [goals.Goal("MLM", ">= 1.8", None)])  # entries that no goal is about
     assert "Goals" not in capsys.readouterr().out
