@@ -278,7 +278,8 @@ def time(asked: Asked) -> list[Trial]:
     eighths = (every * number for number in (4, 2, 6, 1, 3))
     steps = tuple(dict.fromkeys(step for step in (last, *eighths) if step <= last))
     trials = []
-    for system, rate in (("mlm", None), ("three_ml_self", None), ("mae_lm", None), ("roberta", "1e-4")):
+    for system in ("mlm", "three_ml", "three_ml_self", "mae_lm", "roberta"):
+        rate = "1e-4" if system == "roberta" else None
         name, kept, is_peer = _recipes(system, asked.size or "base")
         flags = (*_short(asked, kept, tokens, rate), *often)
         trials.append(Trial(system, name, flags, steps=steps, is_peer=is_peer))
