@@ -497,7 +497,7 @@ def test_doctor_says_which_kernels_run_and_why_not(monkeypatch):
     found = kernels(torch.device("cpu"))
     assert len(found) == 4
     assert {(used, "cpu" in why, "instead: " in why) for _, used, why in found} == {("no", True, True)}
-    assert any("relative attention" in name for name, _, _ in found)
+    assert any("rotary positions" in name for name, _, _ in found)
     for name in ("INTERPRETED", "HAS_TRITON"):
         monkeypatch.setattr(f"latemask.kernels.relative_attention.{name}", True)
     used = [used for _, used, _ in kernels(torch.device("cpu"))]

@@ -31,7 +31,8 @@ def run_doctor(options: DoctorOptions) -> None:
     console.table("Machine", ("what", "found"), machine(device))
     console.table("Kernels that a run takes here", ("kernel", "used", "why, and what runs instead"), kernels(device))
     checks = self_test(device)
-    console.table("Self-test: MLM and MAE-LM, one forward and backward pass each", ("check", "found", "wanted", ""),
+    title = "Self-test: MLM, MAE-LM, and 3ML with rotary positions, one forward and backward pass each"
+    console.table(title, ("check", "found", "wanted", ""),
                   [(c.name, c.found, c.wanted, "ok" if c.holds else "FAILED") for c in checks])  # fmt: skip
     if failed := [check for check in checks if not check.holds]:
         raise Refusal("doctor", f"{failed[0].name}: {failed[0].found}", failed[0].wanted,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.metadata
 import math
 import os
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 from latemask.batch import Batch
-from latemask.config import Run
+from latemask.config import Run, replace
 from latemask.feed.masking import lay_out
 from latemask.kernels import HAS_TRITON, linear_cross_entropy, relative_attention
 from latemask.kernels.gelu import HALF
@@ -57,8 +56,10 @@ def kernels(device: torch.device) -> list[tuple[str, str, str]]:
         "Triton is not installed" if not HAS_TRITON else f"{kind} on {torch.cuda.get_device_name(device)}")  # fmt: skip
     shape = recipe("mae_lm_base").shape
     found = (
-        ("relative attention (Triton)", relative_attention.is_supported(device, dtype, shape.width // shape.heads),
-         "heads 16, 32, 64 or 128 wide", "torch's attention with the bias written out, a row of it for every row"),
+        ("attention, with a relative bias or rotary positions (Triton)",
+         relative_attention.is_supported(device, dtype, shape.width // shape.heads),
+         "heads 16, 32, 64 or 128 wide; rotary ones in half precision",
+         "torch's attention, a relative bias written out for it, a row of it for every row"),
         ("cross-entropy of the head (Triton)",
          linear_cross_entropy.is_supported(torch.empty(0, dtype=dtype, device=device)), "", "torch's"),
         ("dropout by a hash (compiled)", device.type == "cuda", "where blocks are compiled", "torch.nn.Dropout"),
@@ -97,9 +98,9 @@ class Check:
 def self_test(device: torch.device) -> list[Check]:
     """Untrained loss near ln T, a finite gradient for every parameter, and the same loss on the CPU in float64."""
     checks = []
-    for name in ("mlm_tiny", "mae_lm_tiny"):
-        run = recipe(name)
-        run = dataclasses.replace(run, shape=dataclasses.replace(run.shape, dropout=0.0, vocabulary=1000))
+    for name, positions in (("mlm_tiny", None), ("mae_lm_tiny", None), ("three_ml_tiny", "rotary")):
+        plain = {"shape.dropout": 0.0, "shape.vocabulary": 1000}
+        run = replace(recipe(name), plain if positions is None else plain | {"shape.positions": positions})
         batch = _random_batch(run, rows=4)
         torch.manual_seed(0)
         model = Pretrainer(run).to(device)
