@@ -98,6 +98,20 @@ def test_every_reader_counts_the_lines_that_the_file_has(tmp_path: Path) -> None
     assert "line 5, of kind end, without reason" in str(problem)
 
 
+@pytest.mark.parametrize(("field", "value"), [
+    ("plain_flops_per_token", 0), ("plain_flops_per_token", -6e6), ("flops_per_token", True), ("world", 0),
+    ("seconds", -1.0), ("tokens", -5), ("loss", False), ("rate", "0.15"), ("masked_tokens", [1]),
+])  # fmt: skip
+def test_a_number_that_counts_nothing_is_no_number(field: str, value: object, tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    line = {"kind": "train", "step": 1, "tokens": 2, "seconds": 0.0, "loss": None}
+    path.write_text("".join(json.dumps(one) + "\n" for one in (line, line | {"step": 2, field: value})))
+    with pytest.raises(Refusal, match=rf"line 2, of kind train, whose {field} is .*; wanted a number") as refused:
+        journal.read_checked(path)
+    assert json.dumps(value) in str(refused.value)
+    assert journal.salvaged(path)[0] == [line]
+
+
 @pytest.mark.parametrize("bad", [b"{", b"5", b'"text"', b"[1]", b"\xff\xfe", b"\0\0\0", b"[" * 100_000,
                                  b'{"step": "3"}', b'{"step": null}', b'{"batch": 1.5}'])  # fmt: skip
 def test_any_other_bad_line_is_refused_by_number(bad: bytes, tmp_path: Path) -> None:

@@ -168,7 +168,9 @@ MEASURED = {
     "encoder_parameters", "flops_per_token", "plain_flops_per_token", "refused_rows", "dropped_tokens", "masked_tokens",
     "unigram_loss",
 }  # fmt: skip
-"""Numbers wherever they stand, but the ``rows`` of a skip."""
+"""Numbers wherever they stand, none below 0, but the ``rows`` of a skip."""
+ABOVE_0 = {"flops_per_token", "plain_flops_per_token", "world"}
+"""What others are divided by or multiplied with."""
 NAMES = {WHOLE: "a whole number", NUMBER: "a number", MAYBE: "a number or null", TEXT: "a text", FIELDS: "an object"}
 
 
@@ -210,10 +212,15 @@ def _problem(path: Path, number: int, line: dict[str, Any]) -> Refusal | None:
             found = f"whose {name} is {json.dumps(value)[:60]}" if name in line else f"without {name}"
             return Refusal(path, f"line {number}, of kind {kind}, {found}", f"{NAMES[wanted]} there")
     for name in (MEASURED - {"rows"} if kind == "skip" else MEASURED) & line.keys():
-        if not isinstance(line[name], MAYBE) or _finite(line[name]) != line[name]:
-            found = f"line {number}, of kind {kind}, whose {name} is {json.dumps(line[name])[:60]}"
-            return Refusal(path, found, "a number or null there")
+        value = line[name]
+        if not isinstance(value, MAYBE) or isinstance(value, bool) or not _is_count(value, name in ABOVE_0):
+            found = f"line {number}, of kind {kind}, whose {name} is {json.dumps(value)[:60]}"
+            return Refusal(path, found, f"a number {'above 0' if name in ABOVE_0 else 'of 0 or more'}, or null, there")
     return None
+
+
+def _is_count(value: float | None, is_above: bool) -> bool:
+    return value is None or (math.isfinite(value) and (value > 0 if is_above else value >= 0))
 
 
 def _write(file: RawIOBase, text: str) -> None:
