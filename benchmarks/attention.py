@@ -24,8 +24,8 @@ from latemask import console
 from latemask.bench import ROWS, BenchOptions, built, entries_of
 from latemask.cards import card_of_device
 from latemask.config import replace
+from latemask.console import percent
 from latemask.errors import Refusal
-from latemask.goals import percent
 from latemask.kernels import relative_attention
 from latemask.machine import machine_of
 from latemask.training.distributed import pick_device

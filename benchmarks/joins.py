@@ -29,8 +29,8 @@ from latemask import console
 from latemask.bench import spread
 from latemask.cli import pretrain
 from latemask.config import Run, replace
+from latemask.console import percent
 from latemask.counts import flops_per_token
-from latemask.goals import percent
 from latemask.machine import machine_of
 from latemask.recipes import Size
 from latemask.training.distributed import pick_device
@@ -55,7 +55,7 @@ class Options:
     rounds: int = 3
     """Of each trial; up to three times as many until so many in a row agree."""
     updates: int = 50
-    """Of a round: of ten at small size, a tenth of a second, all rounds of a trial were once slow alike."""
+    """Of a round. Ten are a tenth of a second at small size: a moment slows all rounds of a trial alike."""
 
     def __post_init__(self) -> None:
         counts(self, "rows", "rounds", "updates")

@@ -8,7 +8,6 @@ A page is what `latemask report` makes of these folders, as Markdown and figures
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from refusals import program
 
 from latemask import console
 from latemask.errors import Refusal
-from latemask.report.folders import read_folders
+from latemask.report.folders import JOURNAL, left_out_of, read_folders
 from latemask.report.page import write_report
 from latemask.report.price import Cost
 
@@ -39,13 +38,9 @@ class Page:
 WAYS = ("mlm mask_in_encoder decoder_resets_mask random_replace mae_lm misaligned_positions no_relative "
         "decoder_self_cross decoder_causal_cross decoder_cross")  # fmt: skip
 SYSTEMS = ("mlm", "mae_lm", "three_ml_self", "three_ml")
-TUNED = {
-    "mlm": "128x128,rate=2e-4 128x512,rate=4e-4 32x512,masked=.3,rate=2e-4 32x512,rate=2e-4 32x512,rate=4e-4 "
-           "64x512,rate=4e-4",
-    "mae_lm": "128x512,rate=4e-4 32x512,rate=2e-4 32x512,rate=4e-4 64x512,rate=4e-4",
-    "roberta": "128x128,rate=2e-4 128x512,rate=4e-4 32x512,masked=.3,rate=2e-4 32x512,rate=2e-4 32x512,rate=4e-4 "
-               "64x512,rate=4e-4",
-}  # fmt: skip
+MOST_TUNED = ("128x128,rate=2e-4", "128x512,rate=4e-4", "32x512,masked=.3,rate=2e-4", "32x512,rate=2e-4",
+              "32x512,rate=4e-4", "64x512,rate=4e-4")  # fmt: skip
+TUNED = {"mlm": MOST_TUNED, "mae_lm": (*MOST_TUNED[1:2], *MOST_TUNED[3:]), "roberta": MOST_TUNED}
 PAGES: Mapping[str, Page] = {
     "objectives": Page(" ".join(f"{system},seed={seed}" for seed in (2, 3, 4) for system in SYSTEMS)
                        + " mlm,seed=1 mae_lm,seed=1"),
@@ -70,7 +65,7 @@ PAGES: Mapping[str, Page] = {
     "repeated": Page("first second"),
     "collapse": Page("mlm,rate=4e-4 mlm,small,rate=4e-4 mlm,small,rate=8e-4 mae_lm,rate=2e-4 mae_lm,centred,rate=2e-4 "
                      "mae_lm,rate=4e-4 mae_lm,centred,rate=4e-4 mae_lm,small,rate=4e-4 roberta,small,rate=4e-4"),
-    "tuning": Page(" ".join(f"{system},{trial}" for system, trials in TUNED.items() for trial in trials.split()),
+    "tuning": Page(" ".join(f"{system},{trial}" for system, trials in TUNED.items() for trial in trials),
                    "Settings tried at base size, 50 M tokens, one seed"),
     "untuned": Page("mlm,seed=1 mae_lm,seed=1",
                     "MAE-LM beside MLM at base size, one seed, rate not tuned"),
@@ -90,22 +85,21 @@ class Options:
         if unknown := set(self.only) - set(PAGES):
             raise Refusal("--only", ", ".join(sorted(unknown)), f"some of: {' '.join(PAGES)}")
         for name in self.only or PAGES:
-            if not (self.evidence / name).is_dir():
-                raise Refusal(self.evidence / name, "no such folder", "the runs of a page")
+            for place in PAGES[name].places:
+                if not (self.evidence / name / place / JOURNAL).is_file():
+                    raise Refusal(self.evidence / name / place, f"no {JOURNAL}", f"a run of the page {name}")
 
 
 def make(folder: Path, page: Page) -> None:
-    """Write a folder's page and figures, and take away those of before that are not made any more."""
-    at_first = Path.cwd()
-    os.chdir(folder)  # places are named from here
-    try:
-        before = set(Path().glob("report.*"))
-        made = {path.resolve() for path in write_report(read_folders(page.places), Path("report.html"), page.title,
-                                                        page.cost)}  # fmt: skip
-        for path in (Path("report.html"), *(path for path in before if path.resolve() not in made)):
-            path.unlink(missing_ok=True)
-    finally:
-        os.chdir(at_first)
+    """Write a folder's page and figures, and take away figures of before that are not made any more. Raises ``Refusal``
+    before anything is written for what a page would leave out."""
+    folders = read_folders([folder / place for place in page.places])
+    if problems := left_out_of(folders):
+        raise problems[0]
+    before = set(folder.glob("report.*.svg"))
+    made = write_report(folders, folder / "report.html", page.title, page.cost)
+    for path in (folder / "report.html", *(before - set(made))):
+        path.unlink()
 
 
 def write(options: Options) -> None:

@@ -26,11 +26,12 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from refusals import program
 
 from latemask import console
-from latemask.bench import Entry, Timed, built
+from latemask.bench import Entry, built
 from latemask.cards import card_of_device
 from latemask.config import replace
+from latemask.console import percent
 from latemask.errors import Refusal
-from latemask.goals import percent
+from latemask.goals import Timed
 from latemask.machine import machine_of
 from latemask.recipes import recipe
 from latemask.report import looks, plots

@@ -35,9 +35,9 @@ from latemask import console
 from latemask.batch import Batch
 from latemask.bench import random_batches, spread
 from latemask.config import Run, replace
+from latemask.console import percent
 from latemask.errors import Refusal
 from latemask.feed.prefetch import Prefetch
-from latemask.goals import percent
 from latemask.machine import machine_of
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import Size, recipe

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from latemask import bench, goals
-from latemask.bench import BenchOptions, Entry, Timed, entries_of
+from latemask.bench import BenchOptions, Entry, entries_of
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
+from latemask.goals import Timed
 from latemask.recipes import recipe
 from samples import batch_of, small
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from benchmark_files import load
-from latemask.bench import Timed
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
+from latemask.goals import Timed
 from training_support import write_store
 
 idle, memory, sizes, soak = (load(name) for name in ("idle", "memory", "sizes", "soak"))

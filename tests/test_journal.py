@@ -112,6 +112,15 @@ def test_a_number_that_counts_nothing_is_no_number(field: str, value: object, tm
     assert journal.salvaged(path)[0] == [line]
 
 
+@pytest.mark.parametrize("field", ["training.batch_rows", "shape.row_tokens", "masking.rate"])
+@pytest.mark.parametrize("value", ["64", [1], True, {}])
+def test_a_setting_that_readers_count_with_is_a_number(field: str, value: object, tmp_path: Path) -> None:
+    path, (part, name) = tmp_path / "journal.jsonl", field.split(".")
+    path.write_text(json.dumps({"kind": "start", "step": 0, "run": {part: {name: value}}}) + "\n")
+    with pytest.raises(Refusal, match=f"line 1, of kind start, whose run.{field} is .*; wanted a number"):
+        journal.read_checked(path)
+
+
 @pytest.mark.parametrize("bad", [b"{", b"5", b'"text"', b"[1]", b"\xff\xfe", b"\0\0\0", b"[" * 100_000,
                                  b'{"step": "3"}', b'{"step": null}', b'{"batch": 1.5}'])  # fmt: skip
 def test_any_other_bad_line_is_refused_by_number(bad: bytes, tmp_path: Path) -> None:

@@ -35,3 +35,13 @@ def test_what_is_not_there_is_refused_before_anything_is_made(tmp_path):
     for asked, wanted in (((tmp_path / "nowhere", ()), "nowhere"), ((EVIDENCE, ("typo",)), "typo")):
         with pytest.raises(Refusal, match=wanted):
             pages.Options(*asked)
+    shutil.copytree(EVIDENCE / "repeated", tmp_path / "repeated")
+    before = (tmp_path / "repeated" / "report.md").read_text()
+    with (tmp_path / "repeated" / "first" / "journal.jsonl").open("a") as file:
+        file.write("xx\n")
+    with pytest.raises(Refusal, match="xx"):
+        pages.write(pages.Options(tmp_path, ("repeated",)))
+    assert (tmp_path / "repeated" / "report.md").read_text() == before
+    shutil.rmtree(tmp_path / "repeated" / "first")
+    with pytest.raises(Refusal, match="repeated/first"):
+        pages.Options(tmp_path, ("repeated",))

@@ -23,7 +23,9 @@ from latemask.report.curves import checkpoint_drawings
 from latemask.report.downstream import entries
 from latemask.report.folders import RunFolder, read_folders
 from latemask.report.front import cost_table, front, front_drawings
+from latemask.report.looks import Look
 from latemask.report.material import Material
+from latemask.report.objectives import by_objective, number_that_varies
 from latemask.report.one_seed import interval, one_seed_table
 from latemask.report.page import parts
 from latemask.report.rank import rank_table
@@ -32,6 +34,7 @@ from latemask.report.seeds import Difference, seeds_tables, value_at
 from latemask.report.systems import reference, systems
 from latemask.report.tables import Drawing, Table
 from latemask.report.time_to_quality import time_table, time_to
+from latemask.report.tuning import tuning_tables
 from reported import masked_loss, pairs, point, put, study, write_curve, write_journal, write_lines
 
 FINITE = st.floats(-100, 100, allow_nan=False).map(lambda value: round(value, 3))
@@ -558,3 +561,83 @@ def test_ranks_of_seeds_are_one_line_with_a_band_and_a_column_of_medians(tmp_pat
     row = cells(rank_table(Material.of(folders).ranks), "mae_lm_tiny-1")
     assert (row["pretrained"], row["SQuAD 2.0"]) == ("80 (82)", "100 (102)"), "in one row, though of other texts"
     assert "pretrained en, SQuAD 2.0 held-out.jsonl" in rank_table(Material.of(folders).ranks).note
+
+
+# What quality is bought with
+
+
+def priced(folder: Path, name: str, seed: int, each: float, loss: float, **fields: Any) -> Path:
+    """A run whose journal counts so many FLOPs a token, its minimal pairs at half of the way and at the end."""
+    write_curve(folder, name, loss, 100 + seed, {"training.seed": seed, **fields})
+    start, *lines = [json.loads(line) for line in (folder / "journal.jsonl").read_text().splitlines()]
+    write_lines(folder, [start | {"plain_flops_per_token": each}, *lines])
+    for step, score in ((500, 0.6), (1000, 0.7)):
+        put(folder, pairs(folder.name, score - loss / 100, step=step) | {"pretraining_seconds": step / 10.0})
+    return folder
+
+
+def test_pairs_of_seeds_stand_at_equal_flops_where_one_was_cheaper(tmp_path):
+    for seed in (1, 2):
+        priced(tmp_path / f"mlm-{seed}", "mlm_tiny", seed, 2e9, 3.0 + seed / 10)
+        priced(tmp_path / f"three-{seed}", "three_ml_tiny", seed, 1e9, 3.3 + seed / 5)
+        priced(tmp_path / f"slow-{seed}", "mlm_tiny", seed, 2e9, 3.5 + seed / 7, **{"training.learning_rate": 1e-5})
+    folders = read_folders([tmp_path])
+    for by, equal, less in (("flops", "at equal FLOPs", "cheaper"), ("seconds", "at equal seconds", "quicker")):
+        three, slow = seeds_tables(Material.of(folders, by))
+        if "three" not in three.title:
+            three, slow = slow, three
+        measures = [str(row[0]) for row in three.rows]
+        assert (f"validation loss, {equal}" in measures) == (by == "flops"), "these seconds are the same"
+        assert ("card-seconds of pretraining" in measures) == (by == "seconds"), "FLOPs have no noise"
+        assert (f"{less} run had ended" in three.note) == (by == "flops")
+        assert not any(equal in str(row[0]) for row in slow.rows), "neither of two alike was cheaper"
+
+
+def test_curves_and_settings_are_priced_in_flops(tmp_path):
+    for rate, each in ((0.15, 2e9), (0.3, 3e9)):
+        priced(tmp_path / f"mlm-{rate}", "mlm_tiny", 1, each, 3.0 + rate, **{"masking.rate": rate})
+    folders = read_folders([tmp_path])
+    material = Material.of(folders, "flops")
+    rows, row_tokens = (folders[0].fields[name] for name in ("training.batch_rows", "shape.row_tokens"))
+    whole = 1000 * rows * row_tokens * 2e9 / 1e15
+    curve = material.curves["mlm-0.15"]
+    assert [x for x, _ in curve["Minimal pairs"]] == pytest.approx([whole / 2, whole])
+    assert curve["validation loss"][-1][0] == pytest.approx(whole)
+    [settings] = tuning_tables(material, ())
+    assert f"validation loss at {whole:,.4g} PFLOP" in settings.columns
+    assert [cells(settings, f"mlm-{rate}")["PFLOP, plain"] for rate in (0.15, 0.3)] == pytest.approx(
+        [whole, 1.5 * whole]
+    )
+    assert not {"seconds", "tokens/s"} & set(settings.columns)
+    del folders[0].lines[0]["plain_flops_per_token"]
+    assert Material.of(folders, "flops").curves[folders[0].name] == {}
+
+
+def test_labels_stand_at_their_points_and_the_front_is_edged():
+    points = {"a": (1.0, 3.0), "b": (2.0, 2.5), "c": (1.5, 3.5)}
+    members = [plots.Family("one", Look(0), {"b": "0.3", "a": "0.5"}), plots.Family("two", Look(1), {"c": "0.15"})]
+    axes = plots.families(points, ["a", "b"], "cost", "loss", members).axes[0]
+    assert {text.get_text(): tuple(text.xy) for text in axes.texts} == {
+        "0.3": (2.0, 2.5),
+        "0.5": (1.0, 3.0),
+        "0.15": (1.5, 3.5),
+    }
+    edged = [line for line in axes.lines if line.get_markeredgecolor() == "black" and line.get_linestyle() == "None"]
+    assert {(line.get_xdata()[0], line.get_ydata()[0]) for line in edged} == {points["a"], points["b"]}
+    assert [tuple(x) for x in axes.lines[1].get_xydata()] == [points["b"], points["a"]], "a line in the family's order"
+
+
+def test_a_number_that_varies_is_one_number_in_all(tmp_path):
+    def varies(*runs: dict[str, Any]) -> str | None:
+        for number, fields in enumerate(runs):
+            write_curve(tmp_path / f"{len(runs)}-{number}", "mlm_tiny", 3.0, 100, fields)
+        folders = read_folders([tmp_path / f"{len(runs)}-{number}" for number in range(len(runs))])
+        return number_that_varies([group for _, group in by_objective(Material.of(folders).worth)])
+
+    rates = [{"masking.rate": rate} for rate in (0.15, 0.3)]
+    other = {"shape.initial_deviation": 0.01}
+    assert varies(*rates, other) == "masking.rate"
+    assert varies(*rates, other, other | {"masking.rate": 0.5}) == "masking.rate"
+    assert varies(*rates, {"masking.rate": 0.3, "training.steps": 7}, other, other) is None
+    assert varies({"training.precision": "bf16"}, {"training.precision": "fp32"}) is None
+    assert varies(other) is None

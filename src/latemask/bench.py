@@ -22,7 +22,7 @@ from latemask.cards import card_of_device
 from latemask.config import Run, replace
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
-from latemask.goals import goals_of, show
+from latemask.goals import Size, Timed, goals_of, show
 from latemask.machine import machine_of
 from latemask.recipes import recipe
 from latemask.writing import check_file, write_json
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from latemask.feed.batches import TrainingBatches
     from latemask.hf.peers import Compiled, Peer
 
-Size = Literal["tiny", "base", "large"]
 ROWS = {"tiny": 16, "base": 128, "large": 64}
 """Rows of a micro-batch of ours."""
 PEER_ROWS = (32, 64, 128, 256)
@@ -84,27 +83,6 @@ class Entry:
     peer: Peer | None = None
     compiled: Compiled = "blocks"
     """Ours: blocks or not at all."""
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What was measured of an entry. FLOPs are per token, forward and backward; MFU is over the card's bf16 peak."""
-
-    name: str
-    rows: int
-    milliseconds: float
-    """Median of a step."""
-    spread: float | None
-    """Largest minus smallest round's median, over the median; None of one round."""
-    tokens_per_second: float
-    plain_flops: float | None
-    executed_flops: float | None
-    plain_mfu: float | None
-    executed_mfu: float | None
-    memory_bytes: int | None
-    """Peak of the entry alone: weights, optimizer, activations."""
-    first_step_seconds: float
-    """Building and the first step, compilation included."""
 
 
 def entries_of(size: Size, options: BenchOptions, compiles: bool, has_float8: bool = False) -> list[Entry]:

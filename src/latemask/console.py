@@ -158,3 +158,7 @@ def _state(done: float, total: float | None, unit: str, seconds: float) -> str:
     rate = done / seconds if seconds > 0 else 0.0
     shown = f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
     return f"{amount} {unit}, {shown} {unit}/s".replace("  ", " ")
+
+
+def percent(share: float | None) -> str | None:
+    return None if share is None else f"{share:.1%}"

@@ -1,17 +1,37 @@
-"""What a benchmark's steps are set beside: the goals of each size, and the tables that show both."""
+"""What was timed of a benchmark's entries and what is wanted of them, and the tables that show both."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
 from latemask import console
+from latemask.console import percent
 
-if TYPE_CHECKING:
-    from latemask.bench import Size, Timed
-
+Size = Literal["tiny", "base", "large"]
 NOISY = 0.1
 """Of a step, between rounds: more than any of the goals' ratios bears."""
+
+
+@dataclass(frozen=True)
+class Timed:
+    """What was measured of an entry. FLOPs are per token, forward and backward; MFU is over the card's bf16 peak."""
+
+    name: str
+    rows: int
+    milliseconds: float
+    """Median of a step."""
+    spread: float | None
+    """Largest minus smallest round's median, over the median; None of one round."""
+    tokens_per_second: float
+    plain_flops: float | None
+    executed_flops: float | None
+    plain_mfu: float | None
+    executed_mfu: float | None
+    memory_bytes: int | None
+    """Peak of the entry alone: weights, optimizer, activations."""
+    first_step_seconds: float
+    """Building and the first step, compilation included."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +83,6 @@ def goals_of(size: Size, timed: dict[str, Timed]) -> list[Goal]:
         Goal("rotary positions: time over absolute ones", "", over("mlm, dropout, rotary", "mlm, dropout")[0]),
         Goal("dropout .1: time over dropout 0", "<= 1.04", over("mlm, dropout", "mlm")[0]),
     ]  # fmt: skip
-
-
-def percent(share: float | None) -> str | None:
-    return None if share is None else f"{share:.1%}"
 
 
 def show(size: Size, machine: dict[str, Any], found: dict[str, Timed], goals: list[Goal]) -> None:

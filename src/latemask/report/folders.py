@@ -24,7 +24,7 @@ from latemask.fields import dotted
 from latemask.report.checked import FORMS, check
 from latemask.report.flops import plain_flops
 from latemask.report.looks import MOST_RUNS, Look
-from latemask.report.price import PETA, Cost
+from latemask.report.price import PRICES, Cost
 from latemask.training import journal
 from latemask.training.plateau import FAR_NATS, is_no_better
 
@@ -128,7 +128,7 @@ class RunFolder:
         if by == "seconds":
             return self.card_seconds
         flops = self.flops_at(self.reached["step"])
-        return None if flops is None else flops / PETA
+        return None if flops is None else flops / PRICES[by].size
 
     @property
     def ending(self) -> str:

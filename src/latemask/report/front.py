@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from latemask.report import plots
 from latemask.report.folders import RunFolder
 from latemask.report.looks import MOST_RUNS, Look
 from latemask.report.material import Material, Worth
 from latemask.report.measures import axis, cautions, mean_of, of_part, shown_mean
-from latemask.report.objectives import by_objective, varied
-from latemask.report.price import Cost
+from latemask.report.objectives import by_objective, number_that_varies, other_settings
+from latemask.report.price import AS_CHEAP, Cost
 from latemask.report.runs import setting
 from latemask.report.systems import reference
 from latemask.report.tables import Drawing, Table, Value, anchor
@@ -19,8 +19,6 @@ from latemask.report.tables import Drawing, Table, Value, anchor
 FEWEST = 3
 """A front of fewer systems says no more than the table."""
 ON_FRONT = "◆"
-AS_CHEAP = 1.001
-"""Who costs no more than so many times as much is as cheap: runs that the clock ends differ by a step."""
 
 
 def _ended(material: Material) -> list[Worth]:
@@ -33,9 +31,8 @@ def _cost(worth: Worth, by: Cost) -> float | None:
     return None if None in costs else statistics.fmean(cost for cost in costs if cost is not None)
 
 
-def _timed(material: Material, found: Sequence[Worth]) -> list[RunFolder]:
-    """The runs whose seconds are compared: none where FLOPs are."""
-    return [run for worth in found for run in worth.runs] if material.by == "seconds" else []
+def _runs(material: Material, found: Sequence[Worth]) -> Sequence[RunFolder]:
+    return material.timed([run for worth in found for run in worth.runs])
 
 
 def _names(found: Sequence[Worth]) -> list[str]:
@@ -91,18 +88,21 @@ def _note(material: Material, found: Sequence[Worth], rows: Sequence[tuple[Value
         said += f" {ON_FRONT} On the Pareto front: no system that is as cheap is as good."
     if any(len(worth.runs) == 1 for worth in found):
         said += " Of systems with one seed it is not known which differences are seed noise."
-    return said + of_part(text) + material.apart(names) + cautions(_timed(material, found), names, text)
+    return said + of_part(text) + material.apart(names) + cautions(_runs(material, found), names, text)
 
 
-def _in_order(group: Sequence[Worth], field: str) -> dict[str, str]:
-    """The systems of an objective by a number that they vary, and that number of each."""
-    ordered = sorted(group, key=lambda worth: worth.runs[0].fields[field])
+def _in_order(group: Sequence[Worth], field: str, points: Collection[str]) -> dict[str, str]:
+    """The systems of an objective that have ``points``, by a number that they vary, and that number of each."""
+    having = [worth for worth in group if worth.system.name in points]
+    ordered = sorted(having, key=lambda worth: worth.runs[0].fields.get(field, 0))
     return {worth.system.name: setting(worth.runs[0], field) or "" for worth in ordered}
 
 
 def front_drawings(material: Material) -> list[Drawing]:
     """A figure a measure: quality against cost, of three systems or more."""
     found = _ended(material)
+    objectives = [(title, Look(number), group) for number, (title, group) in enumerate(by_objective(found))]
+    field = number_that_varies([group for _, _, group in objectives]) if len(objectives) <= MOST_RUNS else None
     drawings = []
     for name in _names(found):
         points, on_front = _front(name, found, material.by)
@@ -110,17 +110,19 @@ def front_drawings(material: Material) -> list[Drawing]:
             continue
         having = [worth for worth in found if worth.system.name in points]
         note = "Joined: the Pareto front, the best for their price. Means over seeds; the table has every system."
-        objectives = by_objective(having)
-        field = varied([group for _, group in objectives])
-        if field and len(objectives) <= MOST_RUNS:
-            families = {title: _in_order(group, field) for title, group in objectives}
-            drawn = plots.families(points, on_front, material.price.across, axis(name), families)
-            note += f" Beside each point its {field}; thin lines join the trials of one objective in its order."
+        shown = [family for title, look, group in objectives
+                 if (family := plots.Family(title, look, _in_order(group, field or "", points))).labels]  # fmt: skip
+        if field and len(shown) < len(having):
+            drawn = plots.families(points, on_front, material.price.across, axis(name), shown)
+            note += (f" Beside each point its {field}; thin lines join the trials of one objective in its order; "
+                     "edged in black: the front.")  # fmt: skip
+            if others := other_settings(having, field):
+                note += f" Not the same in all of them: {', '.join(others)}."
         else:
             looks = {worth.system.name: Look(worth.runs[0].number) for worth in having}
             drawn = plots.front(points, on_front, material.price.across, axis(name), looks)
         marks = " ".join(measure.mark for worth in having for measure in worth.scores[name])
-        note += material.apart([name]) + cautions(_timed(material, having), [name], marks)
+        note += material.apart([name]) + cautions(_runs(material, having), [name], marks)
         title = f"{name[0].upper()}{name[1:]} against {material.price.column}"
         drawings.append(Drawing(f"front-{anchor(name)}", title, plots.svg(drawn), note))
     return drawings

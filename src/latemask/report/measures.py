@@ -1,4 +1,4 @@
-"""What a run is worth, each score by its name: at its newest checkpoint, and on the way against seconds."""
+"""What a run is worth, each score by its name: at its newest checkpoint, and on the way against its cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from latemask.report.comparable import (
 from latemask.report.downstream import AVERAGE, Entry, averages
 from latemask.report.folders import RunFolder
 from latemask.report.owners import is_own
-from latemask.report.price import PETA, Cost
+from latemask.report.price import PRICES, Cost
 from latemask.training.journal import PER_MASKED, PER_TOKEN
 
 LOSS, LOSS_OF_ROWS = "validation loss", "validation loss per token of the row"
@@ -126,21 +126,17 @@ def measures(run: RunFolder, entries: Sequence[Entry]) -> list[Named]:
 def curves(run: RunFolder, entries: Sequence[Entry], by: Cost) -> dict[Kind, list[plots.Point]]:
     """(seconds or PFLOP of pretraining, value) of what was measured at several times alike."""
     found: dict[Kind, list[plots.Point]] = {}
+    size = PRICES[by].size
     if run.cost(by) is None:
         return found
     if run.validation and plots.kind_of_loss(run.lines) == "validation":
-        found[kind_of(*_loss(run))] = [(_amount(x, by), y) for x, y in plots.loss_points(run.lines, by)]
+        found[kind_of(*_loss(run))] = [(x / size, y) for x, y in plots.loss_points(run.lines, by)]
     for entry in sorted(_scored(entries), key=lambda entry: entry.step or 0):
         spent = entry.seconds if by == "seconds" else entry.flops
         if spent is not None:
             for name, measure in _named(entry, False):
-                found.setdefault(kind_of(name, measure), []).append((_amount(spent, by), measure.value))
+                found.setdefault(kind_of(name, measure), []).append((spent / size, measure.value))
     return {kind: points for kind, points in found.items() if len({spent for spent, _ in points}) > 1}
-
-
-def _amount(spent: float, by: Cost) -> float:
-    """As ``RunFolder.cost`` counts."""
-    return spent if by == "seconds" else spent / PETA
 
 
 def named_apart(found: Mapping[str, Sequence[Named]]) -> dict[str, list[Named]]:

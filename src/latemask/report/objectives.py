@@ -12,7 +12,7 @@ from typing import Any
 
 from latemask.report.folders import RunFolder
 from latemask.report.material import Worth
-from latemask.report.runs import TEXT_TOKENS, differing, texts_differ
+from latemask.report.runs import TEXT_TOKENS, are_numbers, differing, texts_differ
 from latemask.report.systems import SEEDS, WATCHING, peer_of, title_of, titled
 
 SETTINGS = ("masking.rate", "masking.later_rates", "shape.row_tokens", "shape.dropout", "decoder.dropout")
@@ -33,8 +33,7 @@ def by_objective(found: Sequence[Worth]) -> list[tuple[str, list[Worth]]]:
 
 def objective_of(run: RunFolder) -> dict[str, Any]:
     """The fields that say what is trained."""
-    return {name: value for name, value in run.fields.items()
-            if name not in SETTINGS and not name.startswith("training.")}  # fmt: skip
+    return {name: value for name, value in run.fields.items() if not _is_setting(name)}
 
 
 def settings_that_differ(runs: Sequence[RunFolder]) -> list[str]:
@@ -43,13 +42,21 @@ def settings_that_differ(runs: Sequence[RunFolder]) -> list[str]:
             *([TEXT_TOKENS] if texts_differ(runs) else [])]  # fmt: skip
 
 
-def varied(groups: Sequence[Sequence[Worth]]) -> str | None:
-    """The one setting in which the trials of each objective differ, the same in all and a number; None where there is
-    no such setting, or no objective with several trials."""
-    fields = {tuple(settings_that_differ([worth.runs[0] for worth in group]))
-              for group in groups if len(group) > 1}  # fmt: skip
-    if len(fields) != 1 or len(names := next(iter(fields))) != 1:
+def number_that_varies(groups: Sequence[Sequence[Worth]]) -> str | None:
+    """The one setting in which the trials of each objective differ, those that differ at all: a number in all of them;
+    None where there is no such setting."""
+    each = [[worth.runs[0] for worth in group] for group in groups]
+    found = {tuple(names) for runs in each if (names := settings_that_differ(runs))}
+    if len(found) != 1 or len(names := next(iter(found))) != 1:
         return None
-    values = [worth.runs[0].fields.get(names[0]) for group in groups for worth in group]
-    are_numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    return names[0] if are_numbers else None
+    return names[0] if are_numbers([run for runs in each for run in runs], names[0]) else None
+
+
+def other_settings(found: Sequence[Worth], field: str) -> list[str]:
+    """The settings beside ``field`` that are not the same in all these systems."""
+    return [name for name in settings_that_differ([worth.runs[0] for worth in found])
+            if name != field and (_is_setting(name) or name == TEXT_TOKENS)]  # fmt: skip
+
+
+def _is_setting(name: str) -> bool:
+    return name in SETTINGS or name.startswith("training.")

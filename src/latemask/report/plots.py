@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import matplotlib
 
@@ -249,24 +249,34 @@ def front(
         entries = {name: drawn[name] for name in named}
         if rest := [name for name in points if name not in named]:
             entries[f"{len(rest)} more, grey"] = drawn[rest[0]]
-        _finished(figure, axes, across, up, entries)
+        _finished(figure, axes, across, up, list(entries.values()), list(entries))
     return figure
 
 
+class Family(NamedTuple):
+    """Points of one title and look: by name, in the order in which a line joins them, what stands beside each."""
+
+    title: str
+    look: Look
+    labels: Mapping[str, str]
+
+
 def families(
-    points: Mapping[str, Point], on_front: Sequence[str], across: str, up: str, members: Mapping[str, Mapping[str, str]]
+    points: Mapping[str, Point], on_front: Sequence[str], across: str, up: str, members: Sequence[Family]
 ) -> Figure:
-    """The same of families, which the legend names: of each its ``members`` by name, joined in their order by a thin
-    line, beside each what tells it apart from the others."""
+    """The same of families, which the legend names; those ``on_front`` edged in black."""
     with plt.rc_context(STYLE):
         figure, axes = _stairs([points[name] for name in on_front])
-        entries: dict[str, Line2D] = {}
-        for number, (family, labels) in enumerate(members.items()):
-            style = {**Look(number).style, "linestyle": "-", "linewidth": 0.6, "markersize": 6}
-            [entries[family]] = axes.plot(*zip(*(points[name] for name in labels), strict=True), **style)
-            for name, label in labels.items():
+        drawn = []
+        for family in members:
+            style = {**family.look.style, "linestyle": "-", "linewidth": 0.6, "markersize": 6}
+            drawn += axes.plot(*zip(*(points[name] for name in family.labels), strict=True), **style)
+            for name, label in family.labels.items():
+                if name in on_front:
+                    edge = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 1.2}
+                    axes.plot(*points[name], **style | edge)
                 axes.annotate(label, points[name], (4, 4), textcoords="offset points", fontsize=7)
-        _finished(figure, axes, across, up, entries)
+        _finished(figure, axes, across, up, drawn, [family.title for family in members])
     return figure
 
 
@@ -277,10 +287,10 @@ def _stairs(points: Sequence[Point]) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _finished(figure: Figure, axes: Axes, across: str, up: str, entries: Mapping[str, Line2D]) -> None:
+def _finished(figure: Figure, axes: Axes, across: str, up: str, drawn: Sequence[Line2D], names: Sequence[str]) -> None:
     axes.set(xlabel=across, ylabel=up)
     axes.margins(0.1)
-    _legend(figure, axes, list(entries.values()), list(entries))
+    _legend(figure, axes, drawn, names)
 
 
 def _by_layer(found: Sequence[tuple[str, Mapping[str, Any], str]], looks: Sequence[Look | None] = ()) -> Figure:

@@ -7,33 +7,40 @@ from dataclasses import dataclass
 from typing import Literal
 
 Cost = Literal["seconds", "flops"]
-PETA = 1e15
+AS_CHEAP = 1.001
+"""Who costs no more than so many times as much is as cheap: runs that the clock ends differ by a step."""
 
 
 @dataclass(frozen=True)
 class Price:
     """One of them, in words."""
 
-    word: str
-    """What is equal in "at equal seconds"."""
+    quality: str
+    """The head of the table that says what quality took."""
+    spent: str
+    """What such a table counts."""
+    equal: str
     unit: str
-    """Behind a number."""
     digits: str
-    """How a number is written."""
+    """How a number in this unit is written."""
+    less: str
+    least: str
+    more: str
+    """A run that took less than another, least of all, or more."""
     column: str
     """The head of a column of a run's whole cost."""
     across: str
     """An axis."""
-
-    @property
-    def equal(self) -> str:
-        return f"at equal {self.word}"
+    size: float = 1.0
+    """Of the unit, in seconds or FLOPs."""
 
     def text(self, amount: float) -> str:
         return f"{amount:{self.digits}} {self.unit}"
 
 
 PRICES: Mapping[Cost, Price] = {
-    "seconds": Price("seconds", "s", ",.0f", "card-seconds", "card-seconds of pretraining"),
-    "flops": Price("FLOPs", "PFLOP", ",.4g", "PFLOP, plain", "PFLOP of pretraining (plain objective)"),
-}
+    "seconds": Price("Time to quality", "Seconds", "at equal seconds", "s", ",.0f", "quicker", "quickest", "slower",
+                     "card-seconds", "card-seconds of pretraining"),
+    "flops": Price("FLOPs to quality", "PFLOP", "at equal FLOPs", "PFLOP", ",.4g", "cheaper", "cheapest", "dearer",
+                   "PFLOP, plain", "PFLOP of pretraining (plain objective)", 1e15),
+}  # fmt: skip

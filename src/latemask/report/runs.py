@@ -56,6 +56,12 @@ def differing(runs: Sequence[RunFolder]) -> list[str]:
     return [name for name in names if len({repr(run.fields.get(name)) for run in runs}) > 1]
 
 
+def are_numbers(runs: Sequence[RunFolder], field: str) -> bool:
+    """Whether a field is a number in all runs."""
+    values = (run.fields.get(field) for run in runs)
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
+
+
 def texts_differ(runs: Sequence[RunFolder]) -> bool:
     """Whether they trained on texts that are not equally long, as far as their journals say."""
     return len({run.text_tokens for run in runs} - {None}) > 1

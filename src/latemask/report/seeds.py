@@ -21,6 +21,7 @@ from latemask.report.folders import RunFolder
 from latemask.report.material import Material
 from latemask.report.measures import LOSS, Measure, cautions, is_validation, marked, mean_of
 from latemask.report.plots import Point
+from latemask.report.price import AS_CHEAP, PRICES
 from latemask.report.systems import System, reference
 from latemask.report.tables import Table, Value
 
@@ -31,6 +32,7 @@ WIDEST = 0.15
 """Of the cost, between two points of a curve that is read between them."""
 SAME = 1e-9
 """Differences that are no further apart than this, beside their size, are equal."""
+SECONDS = PRICES["seconds"].across
 
 Pairs = dict[str, tuple[Measure, Measure]]
 """What two runs have in common, by name."""
@@ -85,7 +87,7 @@ def _table(material: Material, base: System, other: System) -> Table:
     pairs = _with_mean({seed: _paired(material, base.by_seed[seed], other.by_seed[seed]) for seed in seeds})
     names = list(dict.fromkeys(name for found in pairs.values() for name in found))
     rows: list[tuple[Value, ...]] = []
-    for name in sorted(names, key=lambda name: name == material.price.across):
+    for name in sorted(names, key=lambda name: name == SECONDS):
         having = {seed: found[name] for seed, found in pairs.items() if name in found}
         first, second = ([pair[side] for pair in having.values()] for side in (0, 1))
         changes = [after.value - before.value for before, after in having.values()]
@@ -121,7 +123,7 @@ def _mean(side: Sequence[Measure], digits: int) -> str:
 
 
 def _paired(material: Material, before: RunFolder, after: RunFolder) -> Pairs:
-    """By name what both runs have: at the end, and at the cost of the cheaper one where both have a curve.
+    """By name what both runs have: at the end, and at the cost of the cheaper one where both have a curve and one was.
     Validation losses of runs that have not ended are not compared."""
     mine, its = material.measures[before.name], material.measures[after.name]
     curve, its_curve = material.curves[before.name], material.curves[after.name]
@@ -130,18 +132,18 @@ def _paired(material: Material, before: RunFolder, after: RunFolder) -> Pairs:
     for name in [name for name in mine if name in its and (have_ended or not is_validation(name))]:
         found[name] = (mine[name], its[name])
         if name in curve and name in its_curve:
-            at = min(points[-1][0] for points in (curve[name], its_curve[name]))
-            first, second = (value_at(points, at) for points in (curve[name], its_curve[name]))
-            if first is not None and second is not None:
+            ends = [points[-1][0] for points in (curve[name], its_curve[name])]
+            first, second = (value_at(points, min(ends)) for points in (curve[name], its_curve[name]))
+            if max(ends) > min(ends) * AS_CHEAP and first is not None and second is not None:
                 found[f"{name}, {material.price.equal}"] = (
                     mine[name]._replace(value=first),
                     its[name]._replace(value=second),
                 )
     ranks, its_ranks = material.last_ranks[before.name], material.last_ranks[after.name]
     found |= {name: (ranks[name], its_ranks[name]) for name in ranks if name in its_ranks}
-    spent, its_spent = (run.cost(material.by) for run in (before, after))
-    if spent is not None and its_spent is not None:
-        found[material.price.across] = (Measure(spent, is_neutral=True), Measure(its_spent, is_neutral=True))
+    if runs := material.timed([before, after]):  # FLOPs have no noise
+        first, second = (Measure(run.card_seconds, is_neutral=True) for run in runs)
+        found[SECONDS] = (first, second)
     return found
 
 
@@ -188,8 +190,8 @@ def _note(material: Material, base: System, other: System, rows: Sequence[tuple[
     )
     if any(equal in str(row[0]) for row in rows):
         said += (
-            f" A{equal[1:]}: both curves at the {material.price.word} that the cheaper run took. The dearer one's "
-            "learning rate had not come down by then, which speaks against it."
+            f" A{equal[1:]}: both curves where the {material.price.less} run had ended. The {material.price.more} "
+            "one's learning rate had not come down by then, which speaks against it."
         )
     elif any(is_validation(name) for run in runs for name in material.curves[run.name]):
         said += f" Nothing {equal}: validations around them are too far apart, or lacking."
@@ -199,4 +201,6 @@ def _note(material: Material, base: System, other: System, rows: Sequence[tuple[
         said += f" Not measured alike, so that they do not compare: {'; '.join(apart)}."
     if any(row[-1] == NO_SPREAD for row in rows):
         said += " Equal differences of all pairs have no spread: too few seeds to tell what is noise."
-    return said + cautions(runs, [str(row[0]) for row in rows], " ".join(f"{row[1]} {row[2]}" for row in rows))
+    return said + cautions(
+        material.timed(runs), [str(row[0]) for row in rows], " ".join(f"{row[1]} {row[2]}" for row in rows)
+    )

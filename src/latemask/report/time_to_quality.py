@@ -28,20 +28,21 @@ def time_table(material: Material) -> Table | None:
     def cell(row: int, column: int) -> str | None:
         return _reached(material, names[row], found[column], base)
 
-    word = "Seconds" if material.by == "seconds" else "PFLOP"
     note = (
-        f"{word} of pretraining until a system is as good as {base.name} at its end (of the same seed, where it has "
-        f"it), and their share of {base.name}'s; on straight lines between checkpoints (≤: as good at its first). A "
-        "learning rate that has not come down yet makes checkpoints on the way look worse than the end of a run of "
-        "their length; a lucky checkpoint makes them look better, which the reference's own share tells."
+        f"{material.price.spent} of pretraining until a system is as good as {base.name} at its end (of the same "
+        f"seed, where it has it), and their share of {base.name}'s; on straight lines between checkpoints (≤: as good "
+        "at its first). A learning rate that has not come down yet makes checkpoints on the way look worse than the "
+        "end of a run of their length; a lucky checkpoint makes them look better, which the reference's own share "
+        "tells."
     )
     runs = [run for system in found for run in system.runs]
     worth = [material.measures[run.name] for run in runs]
     note += material.apart(list(dict.fromkeys(name for run in runs for name in curves[run.name])))
-    note += cautions(runs, names, " ".join(found[name].mark for found in worth for name in names if name in found))
+    note += cautions(
+        material.timed(runs), names, " ".join(found[name].mark for found in worth for name in names if name in found)
+    )
     across = [system.name for system in found]
-    title = f"{'Time' if material.by == 'seconds' else material.price.word} to quality"
-    return crossed(title, ("measure", "system"), names, across, cell, note) if names else None
+    return crossed(material.price.quality, ("measure", "system"), names, across, cell, note) if names else None
 
 
 def _reached(material: Material, name: str, system: System, base: System) -> str | None:

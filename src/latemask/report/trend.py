@@ -11,7 +11,7 @@ from latemask.report.comparable import marks, why_losses_do_not
 from latemask.report.folders import RunFolder
 from latemask.report.material import Material
 from latemask.report.measures import Measure, axis, is_validation, plain
-from latemask.report.runs import differing, setting
+from latemask.report.runs import are_numbers, differing, setting
 from latemask.report.systems import SEEDS, WATCHING
 from latemask.report.tables import Drawing, Table, anchor
 
@@ -31,14 +31,9 @@ def sweeps(runs: Sequence[RunFolder]) -> list[tuple[tuple[str, ...], list[RunFol
         if all(run.fields.get(DELTA) is not None for run in runs):
             said.add(JOINS)  # which delta comes to, and which may stand beside it: MAE-LM itself is delta 0
         fields = [name for name in differ if name not in said]
-        if len(fields) == 1 and (RECIPE not in differ or _are_numbers(runs, fields[0])):
+        if len(fields) == 1 and (RECIPE not in differ or are_numbers(runs, fields[0])):
             found.append(((fields[0],), list(runs)))
     return found
-
-
-def _are_numbers(runs: Sequence[RunFolder], field: str) -> bool:
-    values = (run.fields.get(field) for run in runs)
-    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def _measured(material: Material, run: RunFolder) -> dict[str, Measure]:
@@ -63,7 +58,7 @@ def trend_drawings(
         return []
     first, others = fields[0], fields[1:]
     values: list[Any] = [run.fields.get(first) for run in runs]
-    are_numbers = _are_numbers(runs, first)
+    has_numbers = are_numbers(runs, first)
     texts = [str(setting(run, first)) for run in runs]
     categories = list(dict.fromkeys(texts))
     if len({repr(value) for value in values}) < 2:
@@ -75,7 +70,7 @@ def trend_drawings(
         for run, value, text, found in zip(runs, values, texts, measured, strict=True):
             if name in found:
                 series = ", ".join(f"{other} {setting(run, other)}" for other in others)
-                x = float(value) if are_numbers else categories.index(text)
+                x = float(value) if has_numbers else categories.index(text)
                 points.setdefault(series, {}).setdefault(x, []).append(found[name].value)
         if len({x for at in points.values() for x in at}) < 2:
             continue
@@ -87,7 +82,7 @@ def trend_drawings(
         if any(len(ys) > 1 for at in points.values() for ys in at.values()):
             said.append("Medians over runs of the same settings.")
         title = f"{name[0].upper()}{name[1:]} against {first}{where}"
-        drawn = plots.svg(plots.trend(medians, first, axis(name), None if are_numbers else categories))
+        drawn = plots.svg(plots.trend(medians, first, axis(name), None if has_numbers else categories))
         drawings.append(Drawing(f"trend-{anchor(first)}-{anchor(name)}", title, drawn, " ".join(filter(None, said))))
     return drawings
 

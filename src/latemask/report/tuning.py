@@ -79,7 +79,10 @@ def _table(material: Material, title: str, trials: Sequence[Trial]) -> Table:
     if any(len(trial.worth.runs) > 1 for trial in trials):
         columns["seeds"] = [len(trial.worth.runs) for trial in trials]
     columns["million tokens"] = [_mean(run.reached["tokens"] / 1e6 for run in trial.worth.runs) for trial in trials]
-    columns["seconds"] = [_mean(float(run.reached["seconds"]) for run in trial.worth.runs) for trial in trials]
+    if material.by == "seconds":
+        columns["seconds"] = [_mean(float(run.reached["seconds"]) for run in trial.worth.runs) for trial in trials]
+    else:
+        columns[material.price.column] = [_mean(run.cost(material.by) for run in trial.worth.runs) for trial in trials]
     losses = {"validation loss": [trial.losses for trial in trials]}
     if least is not None:
         losses[f"validation loss at {material.price.text(least)}"] = [trial.losses_at(least) for trial in trials]
@@ -91,7 +94,8 @@ def _table(material: Material, title: str, trials: Sequence[Trial]) -> Table:
     for name in names:
         each = [trial.worth.scores.get(name, []) for trial in trials]
         columns[name] = _cells(trials, each, [trial.worth.has_ended for trial in trials])
-    columns["tokens/s"] = [_mean(median(run, "tokens_per_second") for run in trial.worth.runs) for trial in trials]
+    if material.by == "seconds":
+        columns["tokens/s"] = [_mean(median(run, "tokens_per_second") for run in trial.worth.runs) for trial in trials]
     every = [run for trial in trials for run in trial.worth.system.runs]
     if not all(run.has_ended for run in every):
         columns["end"] = [_joined(run.ending for run in trial.worth.system.runs) for trial in trials]
@@ -147,10 +151,10 @@ def _note(
         said += " A loss that says how it was measured does not compare with the others."
     if least is not None:
         said += (
-            f" At {material.price.text(least)}: when the cheapest had ended (empty without validations close to it); "
-            "the learning rate of the others had not come down by then, which speaks against them."
+            f" At {material.price.text(least)}: when the {material.price.least} had ended (empty without validations "
+            "close to it); the learning rate of the others had not come down by then, which speaks against them."
         )
     if any(len(trial.worth.runs) == 1 for trial in trials):
         said += " Of trials with one seed it is not known which differences are seed noise."
     cells = " ".join(str(cell) for row in rows for cell in row)
-    return said + of_part(cells) + material.apart(names) + cautions(runs, names, cells)
+    return said + of_part(cells) + material.apart(names) + cautions(material.timed(runs), names, cells)

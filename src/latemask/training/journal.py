@@ -169,6 +169,8 @@ MEASURED = {
     "unigram_loss",
 }  # fmt: skip
 """Numbers wherever they stand, none below 0, but the ``rows`` of a skip."""
+COUNTED_WITH = ("training.batch_rows", "training.steps", "training.max_skips", "shape.row_tokens", "masking.rate")
+"""Settings in a ``run`` that readers count with."""
 ABOVE_0 = {"flops_per_token", "plain_flops_per_token", "world"}
 """What others are divided by or multiplied with."""
 NAMES = {WHOLE: "a whole number", NUMBER: "a number", MAYBE: "a number or null", TEXT: "a text", FIELDS: "an object"}
@@ -211,6 +213,12 @@ def _problem(path: Path, number: int, line: dict[str, Any]) -> Refusal | None:
         if name not in line or not isinstance(value, wanted) or isinstance(value, bool):
             found = f"whose {name} is {json.dumps(value)[:60]}" if name in line else f"without {name}"
             return Refusal(path, f"line {number}, of kind {kind}, {found}", f"{NAMES[wanted]} there")
+    for part, name in (dotted.split(".") for dotted in COUNTED_WITH):
+        settings = line.get("run", {}).get(part) if isinstance(line.get("run"), dict) else None
+        value = settings.get(name) if isinstance(settings, dict) else None
+        if not isinstance(value, MAYBE) or isinstance(value, bool):
+            found = f"line {number}, of kind {kind}, whose run.{part}.{name} is {json.dumps(value)[:60]}"
+            return Refusal(path, found, "a number there")
     for name in (MEASURED - {"rows"} if kind == "skip" else MEASURED) & line.keys():
         value = line[name]
         if not isinstance(value, MAYBE) or isinstance(value, bool) or not _is_count(value, name in ABOVE_0):
