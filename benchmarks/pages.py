@@ -40,7 +40,11 @@ WAYS = ("mlm mask_in_encoder decoder_resets_mask random_replace mae_lm misaligne
 SYSTEMS = ("mlm", "mae_lm", "three_ml_self", "three_ml")
 MOST_TUNED = ("128x128,rate=2e-4", "128x512,rate=4e-4", "32x512,masked=.3,rate=2e-4", "32x512,rate=2e-4",
               "32x512,rate=4e-4", "64x512,rate=4e-4")  # fmt: skip
-TUNED = {"mlm": MOST_TUNED, "mae_lm": (*MOST_TUNED[1:2], *MOST_TUNED[3:]), "roberta": MOST_TUNED}
+TUNED = {
+    "mlm": MOST_TUNED,
+    "mae_lm": ("128x512,rate=4e-4", "32x512,rate=2e-4", "32x512,rate=4e-4", "64x512,rate=4e-4"),
+    "roberta": MOST_TUNED,
+}
 PAGES: Mapping[str, Page] = {
     "objectives": Page(" ".join(f"{system},seed={seed}" for seed in (2, 3, 4) for system in SYSTEMS)
                        + " mlm,seed=1 mae_lm,seed=1"),

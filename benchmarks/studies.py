@@ -279,9 +279,8 @@ def time(asked: Asked) -> list[Trial]:
     steps = tuple(dict.fromkeys(step for step in (last, *eighths) if step <= last))
     trials = []
     for system in ("mlm", "three_ml", "three_ml_self", "mae_lm", "roberta"):
-        rate = "1e-4" if system == "roberta" else None
         name, kept, is_peer = _recipes(system, asked.size or "base")
-        flags = (*_short(asked, kept, tokens, rate), *often)
+        flags = (*_short(asked, kept, tokens, "1e-4" if is_peer else None), *often)
         trials.append(Trial(system, name, flags, steps=steps, is_peer=is_peer))
     return trials
 

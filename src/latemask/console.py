@@ -161,4 +161,5 @@ def _state(done: float, total: float | None, unit: str, seconds: float) -> str:
 
 
 def percent(share: float | None) -> str | None:
+    """With one decimal; None of None."""
     return None if share is None else f"{share:.1%}"

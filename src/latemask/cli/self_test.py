@@ -7,6 +7,7 @@ import math
 import os
 import platform
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,9 +99,11 @@ class Check:
 def self_test(device: torch.device) -> list[Check]:
     """Untrained loss near ln T, a finite gradient for every parameter, and the same loss on the CPU in float64."""
     checks = []
-    for name, positions in (("mlm_tiny", None), ("mae_lm_tiny", None), ("three_ml_tiny", "rotary")):
-        plain = {"shape.dropout": 0.0, "shape.vocabulary": 1000}
-        run = replace(recipe(name), plain if positions is None else plain | {"shape.positions": positions})
+    tried: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("mlm_tiny", {}), ("mae_lm_tiny", {}), ("three_ml_tiny", {"shape.positions": "rotary"})
+    )  # fmt: skip
+    for name, changes in tried:
+        run = replace(recipe(name), {"shape.dropout": 0.0, "shape.vocabulary": 1000} | changes)
         batch = _random_batch(run, rows=4)
         torch.manual_seed(0)
         model = Pretrainer(run).to(device)

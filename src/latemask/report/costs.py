@@ -18,8 +18,7 @@ def costs_table(runs: Sequence[RunFolder]) -> Table | None:
     rows: list[tuple[Value, ...]] = []
     missing = []
     for run in runs:
-        done = run.reached if run.reached["tokens"] else None
-        hours, spent = (run.card_seconds / 3600, run.cost("flops")) if done else (None, None)
+        hours, spent = (run.card_seconds / 3600, run.cost("flops")) if run.reached["tokens"] else (None, None)
         try:
             of = cost(typed(Run, run.start.get("run"), "run"))
         except Refusal as refusal:

@@ -91,18 +91,26 @@ def _note(material: Material, found: Sequence[Worth], rows: Sequence[tuple[Value
     return said + of_part(text) + material.apart(names) + cautions(_runs(material, found), names, text)
 
 
-def _in_order(group: Sequence[Worth], field: str, points: Collection[str]) -> dict[str, str]:
-    """The systems of an objective that have ``points``, by a number that they vary, and that number of each."""
-    having = [worth for worth in group if worth.system.name in points]
-    ordered = sorted(having, key=lambda worth: worth.runs[0].fields.get(field, 0))
-    return {worth.system.name: setting(worth.runs[0], field) or "" for worth in ordered}
+def _families(
+    objectives: Sequence[tuple[str, Sequence[Worth]]], field: str, points: Collection[str]
+) -> list[plots.Family]:
+    """Each objective with those of its systems that have ``points``, in the order of a number that they vary; none of
+    an objective without."""
+    found = []
+    for number, (title, group) in enumerate(objectives):
+        having = [worth for worth in group if worth.system.name in points]
+        ordered = sorted(having, key=lambda worth: worth.runs[0].fields[field])
+        labels = {worth.system.name: setting(worth.runs[0], field) or "" for worth in ordered}
+        if labels:
+            found.append(plots.Family(title, Look(number), labels))
+    return found
 
 
 def front_drawings(material: Material) -> list[Drawing]:
     """A figure a measure: quality against cost, of three systems or more."""
     found = _ended(material)
-    objectives = [(title, Look(number), group) for number, (title, group) in enumerate(by_objective(found))]
-    field = number_that_varies([group for _, _, group in objectives]) if len(objectives) <= MOST_RUNS else None
+    objectives = by_objective(found)
+    field = number_that_varies([group for _, group in objectives]) if len(objectives) <= MOST_RUNS else None
     drawings = []
     for name in _names(found):
         points, on_front = _front(name, found, material.by)
@@ -110,10 +118,9 @@ def front_drawings(material: Material) -> list[Drawing]:
             continue
         having = [worth for worth in found if worth.system.name in points]
         note = "Joined: the Pareto front, the best for their price. Means over seeds; the table has every system."
-        shown = [family for title, look, group in objectives
-                 if (family := plots.Family(title, look, _in_order(group, field or "", points))).labels]  # fmt: skip
-        if field and len(shown) < len(having):
-            drawn = plots.families(points, on_front, material.price.across, axis(name), shown)
+        families = _families(objectives, field, points) if field else []
+        if field and len(families) < len(having):
+            drawn = plots.families(points, on_front, material.price.across, axis(name), families)
             note += (f" Beside each point its {field}; thin lines join the trials of one objective in its order; "
                      "edged in black: the front.")  # fmt: skip
             if others := other_settings(having, field):

@@ -190,8 +190,8 @@ def _note(material: Material, base: System, other: System, rows: Sequence[tuple[
     )
     if any(equal in str(row[0]) for row in rows):
         said += (
-            f" A{equal[1:]}: both curves where the {material.price.less} run had ended. The {material.price.more} "
-            "one's learning rate had not come down by then, which speaks against it."
+            f" {equal[0].upper()}{equal[1:]}: both curves where the {material.price.less} run had ended. The "
+            f"{material.price.more} one's learning rate had not come down by then, which speaks against it."
         )
     elif any(is_validation(name) for run in runs for name in material.curves[run.name]):
         said += f" Nothing {equal}: validations around them are too far apart, or lacking."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from latemask.console import percent
 from latemask.report import plots
 from latemask.report.studies import FEW, STARRED, by_tau, full_name, masked_so
 from latemask.report.tables import Drawing, Table, Value
@@ -32,9 +33,9 @@ def _last_layers(found: Sequence[Mapping[str, Any]]) -> Table:
     rows: list[tuple[Value, ...]] = []
     for study in found:
         layer = study["layers"][-1]
-        residuals = [layer[name] and _percent(layer[name]["share"])
+        residuals = [layer[name] and percent(layer[name]["share"])
                      for name in ("residual_masked_input", "residual_clean_input")]  # fmt: skip
-        shares = [_percent(layer[name]) for name in ("masks_outside", "masks_spread_outside", "real_outside")]
+        shares = [percent(layer[name]) for name in ("masks_outside", "masks_spread_outside", "real_outside")]
         rows.append((study["name"], f"{study['tau']:g}", f"{100 * study['rate']:.4g}%", study["specials"],
                      layer["layer"], layer["real_rank"], *shares, *residuals,
                      "*" if layer["few_vectors"] else None))  # fmt: skip
@@ -48,10 +49,6 @@ def _last_layers(found: Sequence[Mapping[str, Any]]) -> Table:
     if any(row[-1] for row in rows):
         note += STARRED
     return Table("Theory at the last layer", columns, tuple(rows), note)
-
-
-def _percent(value: float | None) -> str | None:
-    return None if value is None else f"{value:.1%}"
 
 
 def _bounds(study: Mapping[str, Any]) -> Table:

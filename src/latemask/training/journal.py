@@ -169,7 +169,8 @@ MEASURED = {
     "unigram_loss",
 }  # fmt: skip
 """Numbers wherever they stand, none below 0, but the ``rows`` of a skip."""
-COUNTED_WITH = ("training.batch_rows", "training.steps", "training.max_skips", "shape.row_tokens", "masking.rate")
+COUNTED_WITH = (("training", "batch_rows"), ("training", "steps"), ("training", "max_skips"), ("shape", "row_tokens"),
+                ("masking", "rate"))  # fmt: skip
 """Settings in a ``run`` that readers count with."""
 ABOVE_0 = {"flops_per_token", "plain_flops_per_token", "world"}
 """What others are divided by or multiplied with."""
@@ -213,9 +214,9 @@ def _problem(path: Path, number: int, line: dict[str, Any]) -> Refusal | None:
         if name not in line or not isinstance(value, wanted) or isinstance(value, bool):
             found = f"whose {name} is {json.dumps(value)[:60]}" if name in line else f"without {name}"
             return Refusal(path, f"line {number}, of kind {kind}, {found}", f"{NAMES[wanted]} there")
-    for part, name in (dotted.split(".") for dotted in COUNTED_WITH):
-        settings = line.get("run", {}).get(part) if isinstance(line.get("run"), dict) else None
-        value = settings.get(name) if isinstance(settings, dict) else None
+    parts = run if isinstance(run := line.get("run"), dict) else {}
+    for part, name in COUNTED_WITH if parts else ():
+        value = settings.get(name) if isinstance(settings := parts.get(part), dict) else None
         if not isinstance(value, MAYBE) or isinstance(value, bool):
             found = f"line {number}, of kind {kind}, whose run.{part}.{name} is {json.dumps(value)[:60]}"
             return Refusal(path, found, "a number there")
