@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+from alone import alone, read_costs
 from refusals import program
 
 from latemask import console
@@ -29,6 +30,8 @@ class Page:
     runs: str
     title: str = "Pretraining runs"
     cost: Cost = "seconds"
+    costs: str = ""
+    """JSON of joins.py, as seen from its folder: runs that shared their card have the seconds of an update alone."""
 
     @property
     def places(self) -> list[str]:
@@ -45,13 +48,19 @@ TUNED = {
     "mae_lm": ("128x512,rate=4e-4", "32x512,rate=2e-4", "32x512,rate=4e-4", "64x512,rate=4e-4"),
     "roberta": MOST_TUNED,
 }
+TIMED = ("k=0,rate=0.3", "k=0,rate=0.5", "k=3,rate=0.5", "k=6,rate=0.3", "k=6,rate=0.5", "k=9,rate=0.15",
+         "k=9,rate=0.3", "k=9,rate=0.4", "k=9,rate=0.5", "k=9,rate=0.6", "self,rate=0.3", "self,rate=0.5",
+         "cross,rate=0.5")  # fmt: skip
 PAGES: Mapping[str, Page] = {
     "objectives": Page(" ".join(f"{system},seed={seed}" for seed in (2, 3, 4) for system in SYSTEMS)
                        + " mlm,seed=1 mae_lm,seed=1"),
     "three-ml-base": Page("../objectives/mlm,seed=3 k=0,rate=0.3,seed=3 ../objectives/three_ml,seed=3 "
                           "k=9,rate=0.3,seed=3"),
     "squad": Page("mlm,seed=3 mae_lm,seed=3 three_ml,seed=3"),
-    "checkpoints": Page("mlm,seed=4 mae_lm,seed=4 three_ml_self,seed=4"),
+    "equal-seconds": Page("../objectives/mlm,seed=4 ../objectives/mae_lm,seed=4 mae_lm,seconds=355,seed=4",
+                          "MAE-LM in MLM's seconds"),
+    "checkpoints": Page("mlm,seed=4 mae_lm,seed=4 three_ml_self,seed=4 three_ml,seed=4 roberta,seed=4",
+                        "On the way, by FLOPs: the runs shared their cards, and their seconds say little", "flops"),
     "time": Page("roberta three_ml_self ../objectives/mlm,seed=2 ../objectives/mae_lm,seed=2 "
                  "../objectives/three_ml_self,seed=2",
                  "Time to quality: transformers' RoBERTa beside ours, base size, 250 M tokens"),
@@ -60,6 +69,9 @@ PAGES: Mapping[str, Page] = {
                      "self,rate=0.3 self,rate=0.4 self,rate=0.5 cross,rate=0.3 cross,rate=0.5",
                      "3ML's joins and rates, by FLOPs: the runs shared their cards, and their seconds say little",
                      "flops"),
+    "three-ml-seconds": Page(" ".join(["../masks/mlm", *(f"../three-ml/{trial}" for trial in TIMED)]),
+                             "3ML's joins and rates, by the seconds that each would take alone on the card",
+                             costs="../../joins_small.json"),
     "masks": Page(WAYS),
     "delta": Page("../masks/mae_lm delta=0.25 delta=0.5 delta=0.75 ../masks/mask_in_encoder"),
     "first-trainings": Page("decoder_self_cross ../masks/decoder_self_cross decoder_causal_cross "
@@ -98,6 +110,9 @@ def make(folder: Path, page: Page) -> None:
     """Write a folder's page and figures, and take away figures of before that are not made any more. Raises ``Refusal``
     before anything is written for what a page would leave out."""
     folders = read_folders([folder / place for place in page.places])
+    if page.costs:
+        costs, _ = read_costs([folder / page.costs])
+        folders = [alone(one, costs) for one in folders]
     if problems := left_out_of(folders):
         raise problems[0]
     before = set(folder.glob("report.*.svg"))
