@@ -126,7 +126,8 @@ class Trainer:
             book.add("start", step=0, run=json.loads(run.to_json()), card=device_name(self.world.device), world=1,
                      versions=versions, parameters=parameters, flops_per_token=plain, plain_flops_per_token=plain,
                      rows=self.rows.count, refused_rows=len(self.rows.refused), dropped_tokens=self.rows.dropped_tokens,
-                     unigram_loss=unigram_loss, peer="transformers RobertaForMaskedLM")  # fmt: skip
+                     unigram_loss=unigram_loss, validation_text=self.validation and self.validation.text,
+                     peer="transformers RobertaForMaskedLM")  # fmt: skip
             self._save(book, 0.0)
             self._accumulate(prefetch.take(0))  # compiles, off the clock
             self.model.zero_grad(set_to_none=True)

@@ -21,7 +21,7 @@ from training_support import tiny_run, write_store
 FIELDS = {
     "start": {"run", "card", "world", "versions", "micro_rows", "rows", "refused_rows", "dropped_tokens",
               "masked_tokens", "parameters", "encoder_parameters", "flops_per_token", "plain_flops_per_token",
-              "unigram_loss"},
+              "unigram_loss", "validation_text"},
     "train": {"tokens", "seconds", "epoch", "loss", "masking_rate", "learning_rate", "gradient_norm",
               "tokens_per_second", "flops_per_second", "mfu", "memory_bytes"},
     "validation": {"loss", "by_source", "rate", "rows", "seconds"},
@@ -110,6 +110,15 @@ def test_a_number_that_counts_nothing_is_no_number(field: str, value: object, tm
         journal.read_checked(path)
     assert json.dumps(value) in str(refused.value)
     assert journal.salvaged(path)[0] == [line]
+
+
+def test_a_text_is_named_by_a_text(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_text(json.dumps({"kind": "start", "step": 0, "run": {}, "validation_text": 7}) + "\n")
+    with pytest.raises(
+        Refusal, match=r"line 1, of kind start, whose validation_text is 7; wanted a text or null there"
+    ):
+        journal.read_checked(path)
 
 
 @pytest.mark.parametrize("field", ["training.batch_rows", "shape.row_tokens", "masking.rate"])

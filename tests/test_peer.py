@@ -30,7 +30,7 @@ def test_roberta_learns_and_its_checkpoint_is_a_run_of_ours(tmp_path):
     assert [line["step"] for line in lines if line["kind"] == "save"] == [0, 3, 6, 9, 12]
     ours_too = loop.pretrain(run, store.folder, tmp_path / "ours").step.parent
     own = journal.read(ours_too / "journal.jsonl")
-    for name in ("rows", "refused_rows", "dropped_tokens", "unigram_loss"):
+    for name in ("rows", "refused_rows", "dropped_tokens", "unigram_loss", "validation_text"):
         assert lines[0][name] == own[0][name]
     [reached] = [line["loss"] for line in lines if line["kind"] == "validation" and line["step"] == 12][-1:]
     assert lines[-1]["word_frequencies_only"] == is_no_better(reached, own[0]["unigram_loss"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import re
 import shlex
+import shutil
 from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +23,8 @@ from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import SIZES, SYSTEMS, recipe
-from latemask.text.store import open_store
+from latemask.text.array import HEADER
+from latemask.text.store import open_store, write_summary
 from latemask.training import checkpoint, loop, validation
 from latemask.training.distributed import World
 from latemask.training.loop import pretrain
@@ -72,6 +76,26 @@ def test_it_is_the_mean_over_the_targets_of_a_plain_loop(
         losses += [-math.log(chance[token]) for token in predicted.tolist()]
     assert len(losses) == 10 * (15 if run.rewrites else held_out.batches.masking.masked_tokens(16))
     assert held_out.unigram_loss == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+
+
+def test_a_text_is_the_same_however_it_is_masked_and_whatever_is_trained_on(data: Path, tmp_path: Path) -> None:
+    text = Validation(tiny_run(), open_store(data)).text
+    ids = np.fromfile(data / "valid.tokens", "<u2", count=10 * 15, offset=HEADER.size).reshape(10, 15).astype("<i8")
+    rows = np.concatenate([np.zeros((10, 1), "<i8"), ids], 1)
+    assert text == hashlib.sha256(rows.tobytes()).hexdigest()[:16]
+    for run in (tiny_run("mlm", validation_rate=0.5), tiny_run("decoder_causal_cross")):
+        assert Validation(run, open_store(data)).text == text
+    assert Validation(tiny_run(validation_rows=9), open_store(data)).text != text
+    more = write_store(tmp_path / "more", seed=1)
+    summaries = [json.loads((folder / "store.json").read_text()) for folder in (more, data)]
+    del summaries[0]["checksum"]
+    summaries[0]["splits"]["valid"] = summaries[1]["splits"]["valid"]
+    write_summary(more, summaries[0])
+    for file in data.glob("valid.*"):
+        shutil.copy(file, more)
+    other = Validation(tiny_run(), open_store(more))
+    assert (other.text, other.unigram_loss) != (text, Validation(tiny_run(), open_store(data)).unigram_loss)
+    assert other.text == text
 
 
 @pytest.mark.parametrize("system", ["mlm", "mae_lm", "decoder_causal_cross"])

@@ -353,3 +353,17 @@ def test_losses_on_other_text_do_not_compare(tmp_path):
     peer = write_journal(tmp_path / "peer", batch_rows=7)  # its journal does not say
     assert len(set(itertools.chain(*material_of(tmp_path / "a", tmp_path / "b", peer).measures.values()))) == 1
     assert len(set(itertools.chain(*material_of(tmp_path / "a", tmp_path / "c").measures.values()))) == 2
+
+
+def test_losses_on_one_text_compare_whatever_was_trained_on(tmp_path):
+    for name, alone, text in (("a", 7.0, "0a"), ("less", 7.1, "0a"), ("other", 7.0, "0b"), ("older", 7.1, None)):
+        start, *lines = lines_of(write_journal(tmp_path / name, batch_rows=ord(name[0])))
+        write_lines(tmp_path / name, [start | {"unigram_loss": alone, "validation_text": text}, *lines])
+
+    def names(*runs: str) -> list[str]:
+        return list(dict.fromkeys(itertools.chain(*material_of(*(tmp_path / run for run in runs)).measures.values())))
+
+    assert names("a", "less") == ["validation loss"]
+    assert names("a", "other") == ["validation loss, text 0a", "validation loss, text 0b"]
+    assert names("less", "older") == ["validation loss"], "an older journal says word frequencies alone"
+    assert len(names("a", "older")) == 2

@@ -172,6 +172,8 @@ MEASURED = {
 COUNTED_WITH = (("training", "batch_rows"), ("training", "steps"), ("training", "max_skips"), ("shape", "row_tokens"),
                 ("masking", "rate"))  # fmt: skip
 """Settings in a ``run`` that readers count with."""
+TEXTS = {"validation_text"}
+"""Texts, or null, wherever they stand."""
 ABOVE_0 = {"flops_per_token", "plain_flops_per_token", "world"}
 """What others are divided by or multiplied with."""
 NAMES = {WHOLE: "a whole number", NUMBER: "a number", MAYBE: "a number or null", TEXT: "a text", FIELDS: "an object"}
@@ -225,6 +227,10 @@ def _problem(path: Path, number: int, line: dict[str, Any]) -> Refusal | None:
         if not isinstance(value, MAYBE) or isinstance(value, bool) or not _is_count(value, name in ABOVE_0):
             found = f"line {number}, of kind {kind}, whose {name} is {json.dumps(value)[:60]}"
             return Refusal(path, found, f"a number {'above 0' if name in ABOVE_0 else 'of 0 or more'}, or null, there")
+    for name in TEXTS & line.keys():
+        if not isinstance(value := line[name], str | None):
+            found = f"line {number}, of kind {kind}, whose {name} is {json.dumps(value)[:60]}"
+            return Refusal(path, found, "a text or null there")
     return None
 
 

@@ -277,6 +277,7 @@ def _train(
 
         told = {"run": json.loads(run.to_json())} | facts(parts, world, plain_flops, executed_flops)
         told["unigram_loss"] = plateau and plateau.unigram_loss
+        told["validation_text"] = parts.validation and parts.validation.text
         if is_resumed:
             note("resume", **told)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -36,7 +37,8 @@ class Validation:
     """The held-out rows of a run, masked at ``training.validation_rate`` (by default the rate that the run begins
     with), the same throughout; every masked token is predicted.
 
-    ``unigram_loss``: what word frequencies alone would reach on them.
+    ``unigram_loss``: what word frequencies alone would reach on them; ``text``: which rows they are, however masked
+    (``fingerprint``).
     """
 
     def __init__(self, run: Run, store: TokenStore):
@@ -51,6 +53,7 @@ class Validation:
         self.source_names = store.source_names
         self.rewrites = run.rewrites
         self.unigram_loss = unigram_loss(run, store.train, self.batches)
+        self.text = fingerprint(self.batches)
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -99,6 +102,14 @@ class Validation:
         if not self.rewrites or rows.stream.sources is None:
             return self.batches.sources(start, stop, batch)
         return rows.sources(self.batches.numbers[start:stop], np.arange(1, batch.ids.shape[1])[None])
+
+
+def fingerprint(batches: ValidationBatches) -> str:
+    """SHA-256 of the rows' ids (int64, in their natural order), 16 hex digits."""
+    digest = hashlib.sha256()
+    for first in range(0, len(batches), PIECE_ROWS):
+        digest.update(batches.rows.ids(batches.numbers[first : first + PIECE_ROWS]).astype("<i8").tobytes())
+    return digest.hexdigest()[:16]
 
 
 def unigram_loss(run: Run, train: Split, batches: ValidationBatches) -> float:
