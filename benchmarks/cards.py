@@ -21,6 +21,10 @@ class Job(Protocol):
     def is_alone(self) -> bool:
         """Whether nothing else may run on its card."""
 
+    @property
+    def needs_no_more(self) -> bool:
+        """Whether what it needs of the job before is there, though that one is not done."""
+
 
 J = TypeVar("J", bound=Job)
 
@@ -69,12 +73,12 @@ class Queue(Generic[J]):
     def _next(self, card: int) -> J | None:
         with self._changed:
             while not self.is_over():
-                hopeless = {job.name for job in self.left if job.after in self.failed}
+                hopeless = {job.name for job in self.left if job.after in self.failed and not job.needs_no_more}
                 self._taken |= hopeless
                 self.failed |= hopeless
                 if not self.left:
                     return None
-                ready = [job for job in self.left if job.after is None or job.after in self.done]
+                ready = [job for job in self.left if job.after is None or job.after in self.done or job.needs_no_more]
                 if ready and self._has_room(card, ready[0]):
                     self._taken.add(ready[0].name)
                     self._running[card].append(ready[0])

@@ -155,6 +155,7 @@ class Training:
     name: Variant
     after: str | None = None
     is_alone: bool = True
+    needs_no_more: bool = False
 
 
 class Cards:

@@ -78,6 +78,8 @@ class Options:
     """Those to use."""
     at_once: int = 1
     """Measurements at the same time on each; a pretraining has its card to itself."""
+    shared: bool = False
+    """It has not, and its checkpoints are measured as they come: then its seconds say little."""
     seeds: tuple[int, ...] | None = None
     """Of pretraining, each of them also of the order of the data, alike for all systems: every trial once for each; by
     default 1 2 3 in `objectives`, elsewhere the seed that the recipes have."""
@@ -158,7 +160,7 @@ def jobs_of(options: Options) -> list[Job]:
             program = (sys.executable, str(Path(__file__).with_name("roberta.py")), trial.recipe, "--overwrite")
         flags = (*trial.flags, *shlex.split(options.flags))
         pretrain = (*program, "--data", str(options.data), "--out", str(run), *flags)
-        jobs.append(Job(trial.name, pretrain, stop_at_seconds=trial.stop_at_seconds, run=run))
+        jobs.append(Job(trial.name, pretrain, None, trial.stop_at_seconds, run, is_alone=not options.shared))
         models = [(f",step={step}", run / step_name(step)) for step in trial.steps] or [("", run)]
         for (label, model), measure in itertools.product(models, measures):
             if measure == "blimp" and recipe(trial.recipe).rewrites:
@@ -166,7 +168,8 @@ def jobs_of(options: Options) -> list[Job]:
             saved = f"{trial.name}{label}/save-{TUNED_AGAIN.get(measure)}"
             after = saved if any(job.name == saved for job in jobs) else trial.name
             for name, command in _commands(measure, str(model), options):
-                jobs.append(Job(f"{trial.name}{label}/{name}", (*latemask, *command), after))
+                saved_early = model if options.shared and label and after == trial.name else None
+                jobs.append(Job(f"{trial.name}{label}/{name}", (*latemask, *command), after, checkpoint=saved_early))
                 after = jobs[-1].name
     return jobs
 

@@ -46,6 +46,10 @@ class Job:
     stop_at_seconds: float | None = None
     run: Path | None = None
     """The run folder, of a pretraining."""
+    is_alone: bool = False
+    """Its seconds are a result."""
+    checkpoint: Path | None = None
+    """What it measures, which the job before may have saved on its way."""
 
     @property
     def file_name(self) -> str:
@@ -53,9 +57,8 @@ class Job:
         return self.name.replace("/", "-")
 
     @property
-    def is_alone(self) -> bool:
-        """Its seconds are a result."""
-        return self.run is not None
+    def needs_no_more(self) -> bool:
+        return self.checkpoint is not None and self.checkpoint.is_dir()
 
 
 class Runner:

@@ -234,12 +234,42 @@ def test_what_is_timed_has_its_card_to_itself_and_measurements_share_one():
     def measurement(name, after):
         return commands.Job(name, (), after)
 
-    jobs = [commands.Job("a", (), run=Path("a")), measurement("a/x", "a"), measurement("a/y", "a"),
-            commands.Job("b", (), run=Path("b")), measurement("b/x", "b"), measurement("b/y", "b")]  # fmt: skip
+    jobs = [
+        commands.Job("a", (), run=Path("a"), is_alone=True),
+        measurement("a/x", "a"),
+        measurement("a/y", "a"),
+        commands.Job("b", (), run=Path("b"), is_alone=True),
+        measurement("b/x", "b"),
+        measurement("b/y", "b"),
+    ]
     queue = cards.Queue(jobs, run)
     queue.work([0], at_once=2)
     assert len(queue.done) == 6
     assert all(names == [name] for names in most for name in names if "/" not in name)
+
+
+def test_pretrainings_that_share_their_card_are_measured_on_the_way(tmp_path):
+    asked = options("time", tmp_path, size="tiny", tokens=32 * 512 * 64, only=("mlm",), shared=True, at_once=3)
+    jobs = evidence.jobs_of(asked)
+    assert not any(job.is_alone for job in jobs)
+    assert any(job.is_alone for job in evidence.jobs_of(dataclasses.replace(asked, shared=False)))
+    saved = {f"mlm,step={step}": tmp_path / "out" / "time" / "mlm" / f"step-{step:07d}" for step in (4, 32)}
+    order, measured = [], threading.Barrier(2, timeout=60)
+
+    def run(job, card):
+        order.append(job.name)
+        if job.run is not None:
+            saved["mlm,step=4"].mkdir(parents=True)
+            measured.wait()  # while it trains
+            return False  # told to stop: what it had saved is measured all the same
+        if job.name == "mlm,step=4/blimp":
+            measured.wait()
+        return True
+
+    queue = cards.Queue(jobs, run)
+    queue.work([0], at_once=3)
+    assert set(order) == {"mlm", "mlm,step=4/blimp", "mlm,step=4/glue"}
+    assert queue.failed == {job.name for job in jobs} - queue.done >= {"mlm", "mlm,step=32/blimp"}
 
 
 def test_what_a_job_raises_is_raised_and_the_others_are_done():
