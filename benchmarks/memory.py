@@ -35,13 +35,13 @@ from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.machine import machine_of
 from latemask.model.pretrainer import Pretrainer
+from latemask.out_of_memory import is_out_of_memory
 from latemask.recipes import recipe
 from latemask.training.distributed import World, pick_device
 from latemask.training.micro import (
     compile_blocks,
     counted_micro_rows,
     find_micro_rows,
-    is_out_of_memory,
     recompute_blocks,
 )
 from latemask.training.optimizer import make_optimizer, update

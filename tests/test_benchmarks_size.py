@@ -226,14 +226,6 @@ def test_where_nothing_runs_an_end_is_found():
     assert memory.largest(peak, peak(8), peak(24), peak(24).bytes) == (peak(24), [])
 
 
-def test_out_of_memory_is_told_from_other_errors():
-    assert memory.is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
-    assert memory.is_out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"))
-    assert memory.is_out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9"))
-    assert memory.is_out_of_memory(MemoryError("Unable to allocate 954. GiB"))
-    assert not memory.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
-
-
 def test_memory_needs_a_gpu_and_known_names(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "pick_device", lambda: torch.device("cpu"))
     with pytest.raises(Refusal, match="wanted a GPU"):

@@ -308,7 +308,7 @@ def test_when_one_process_fails_the_others_say_so_and_end(
             assert processes[1].error() == ("Trouble", "rank 1 has had enough")
         if trouble in (refusing, out_of_memory):
             name, message = processes[1].error()
-            assert name == "Refusal"
+            assert name == ("Refusal" if trouble is refusing else "OutOfMemory")
             assert ("differ from their checksum" if trouble is refusing else "memory") in message
     finally:
         processes[1].kill()

@@ -25,6 +25,7 @@ from latemask.downstream.settings import Settings
 from latemask.downstream.squad import read_squad
 from latemask.errors import Refusal, kind_of, unreadable
 from latemask.hf.loading import load_encoder, load_masked_model, load_tokenizer_of
+from latemask.out_of_memory import OutOfMemory
 from latemask.text.blocks import Reading
 from latemask.text.store import open_store
 from latemask.training.checkpoint import fault, read_run, read_state
@@ -46,6 +47,7 @@ NO_REFUSAL = {
     ("downstream/examples.py", "_number"): "_UnknownClass",
     ("demo.py", "train"): "KeyboardInterrupt",  # Ctrl-C, handed on
     ("training/graphs.py", "_capture"): "first",  # out of memory, which the loop tells
+    ("downstream/stepper.py", "_captured"): "first",  # the same, which the command tells
     ("training/guards.py", "hear"): "KeyboardInterrupt",
     ("downstream/runner.py", "_worker"): "SystemExit",  # it has printed its Refusal
     ("report/folders.py", "read_folders"): "left_out[0]",  # Refusals, made or met before
@@ -53,6 +55,8 @@ NO_REFUSAL = {
     ("training/journal.py", "read_checked"): "problem",
 }
 """(File, function): what it raises beside refusals, and why no user meets it as a traceback."""
+
+KINDS = ("Refusal", "Diverged", "OutOfMemory")
 
 NOUNS = {
     "text", "input", "tokenizer", "standard input", "files", "model", "predictions", "labels", "questions", "train",
@@ -106,7 +110,7 @@ def test_everything_that_is_raised_is_a_refusal_or_meets_no_user():
             if not isinstance(node, ast.Raise) or node.exc is None:
                 continue
             kind = raised(node)
-            if kind in ("Refusal", "Diverged") or kind.endswith(".refusal") or is_caught_beside(tree, node, kind):
+            if kind in KINDS or kind.endswith(".refusal") or is_caught_beside(tree, node, kind):
                 continue
             if NO_REFUSAL.get((name, function)) == kind:
                 used.add((name, function))
@@ -130,7 +134,7 @@ def refusals() -> list[tuple[str, ast.Call, set[str]]]:
             for inner in ast.walk(node)
         }
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Refusal", "Diverged", "require"):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (*KINDS, "require"):
                 found.append((f"{name_of(path)}:{node.lineno}", node, given.get(node, set())))
     return found
 
@@ -212,7 +216,7 @@ def test_a_refusal_says_where_found_wanted_and_what_to_do():
     assert str(Refusal("a.txt", "nothing", "text")) == "a.txt: found nothing; wanted text"
 
 
-@pytest.mark.parametrize("kind", [Refusal, Diverged])
+@pytest.mark.parametrize("kind", [Refusal, Diverged, OutOfMemory])
 def test_a_refusal_crosses_processes_whole(kind):
     refusal = kind("a.txt:3", "0xFF", "UTF-8", "Try --invalid replace")
     copy = pickle.loads(pickle.dumps(refusal))

@@ -32,7 +32,7 @@ from latemask.text.store import open_store
 from latemask.training import checkpoint, loop, watch
 from latemask.training.distributed import World
 from latemask.training.loop import pretrain
-from latemask.training.micro import _divisor, find_micro_rows, out_of_memory_is_refused
+from latemask.training.micro import _divisor, find_micro_rows, rows_are_to_fit
 from latemask.training.optimizer import make_optimizer, update
 from latemask.training.parts import Parts, assemble, autocast
 from latemask.training.schedules import learning_rate, share_of_updates
@@ -372,9 +372,9 @@ def test_running_out_of_memory_says_what_to_set(data: Path, tmp_path: Path, monk
 
 
 def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
-    with pytest.raises(RuntimeError, match="shapes"), out_of_memory_is_refused(2):
+    with pytest.raises(RuntimeError, match="shapes"), rows_are_to_fit(2):
         raise RuntimeError("shapes cannot be multiplied")
-    with pytest.raises(Refusal, match="micro-rows 1"), out_of_memory_is_refused(2):
+    with pytest.raises(Refusal, match="micro-rows 1"), rows_are_to_fit(2):
         torch.empty(2**60)
 
 

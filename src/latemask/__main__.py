@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from latemask.errors import Refusal
+from latemask.out_of_memory import out_of_memory_is_refused
 
 DEBUG = "LATEMASK_DEBUG"
 REFUSED, FAILED, INTERRUPTED = 2, 1, 130
@@ -93,12 +94,13 @@ def dispatch(arguments: Sequence[str]) -> int | None:
         known = [command.name for command in COMMANDS]
         close = difflib.get_close_matches(name, known, n=3) or known
         raise Refusal("command", repr(name), f"one of {', '.join(close)}", "`latemask --help` lists all commands")
-    if not command.options:
-        return named(command.run)(rest)
-    from latemask.cli.options import parse
+    with out_of_memory_is_refused(name):  # where the command has no better advice
+        if not command.options:
+            return named(command.run)(rest)
+        from latemask.cli.options import parse
 
-    options = parse(named(command.options), rest, prog=f"latemask {name}", positional=command.positional)
-    return named(command.run)(options)
+        options = parse(named(command.options), rest, prog=f"latemask {name}", positional=command.positional)
+        return named(command.run)(options)
 
 
 def named(place: str) -> Any:

@@ -24,6 +24,7 @@ from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.goals import Size, Timed, goals_of, show
 from latemask.machine import machine_of
+from latemask.out_of_memory import is_out_of_memory
 from latemask.recipes import recipe
 from latemask.writing import check_file, write_json
 
@@ -145,7 +146,6 @@ def run_bench(options: BenchOptions) -> None:
     import torch
 
     from latemask.training.float8 import is_possible
-    from latemask.training.micro import is_out_of_memory
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     on_gpu = device.type == "cuda"
@@ -239,8 +239,6 @@ class Stepper:
 def built(entry: Entry, device: torch.device) -> Stepper | None:
     """Model, optimizer and batch of an entry, after two steps; None where it does not fit the device."""
     import torch
-
-    from latemask.training.micro import is_out_of_memory
 
     gc.collect()
     if device.type == "cuda":

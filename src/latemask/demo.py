@@ -23,6 +23,7 @@ from latemask.cards import has_gpu, recipe_for_here
 from latemask.config import Run, replace
 from latemask.counts import flops_per_token
 from latemask.errors import Refusal
+from latemask.out_of_memory import OutOfMemory
 from latemask.recipes import recipe
 from latemask.writing import write_json, write_whole
 
@@ -226,7 +227,10 @@ def steps_within(seconds: float, runs: Sequence[Run], store: TokenStore) -> int:
 def train(run: Run, out: Path) -> None:
     from latemask.training.loop import pretrain
 
-    outcome = pretrain(run, out / "data", out / "runs" / run.recipe, overwrite=True)
+    try:
+        outcome = pretrain(run, out / "data", out / "runs" / run.recipe, overwrite=True)
+    except OutOfMemory as refusal:  # which names flags of a run
+        raise Refusal("demo", refusal.found, refusal.wanted, "Free memory there") from refusal
     if outcome.was_signalled:
         raise KeyboardInterrupt
 

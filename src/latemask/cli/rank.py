@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from latemask.cli.output import output
 from latemask.console import say
+from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.study.energy import check_tau
 from latemask.study.sample import Sample
 from latemask.writing import write_json
@@ -31,7 +32,8 @@ def run_rank(options: RankOptions) -> None:
     from latemask.report import plots
     from latemask.study.rank_study import rank_study, show
 
-    study = rank_study(options, options.tau)
+    with out_of_memory_is_refused("rank", lower(("--micro-rows", options.micro_rows, 1))):
+        study = rank_study(options, options.tau)
     write_json(out, study)
     show(study)
     figures = {"by-layer": plots.rank_by_layer([study])}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from latemask.cli.output import output
 from latemask.console import say
+from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.study.energy import check_tau
 from latemask.study.sample import Sample
 from latemask.writing import write_json
@@ -30,7 +31,8 @@ def run_theory(options: TheoryOptions) -> None:
     from latemask.report import plots
     from latemask.study.theory import show, theory
 
-    study = theory(options, options.tau)
+    with out_of_memory_is_refused("theory", lower(("--micro-rows", options.micro_rows, 1))):
+        study = theory(options, options.tau)
     write_json(out, study)
     show(study)
     written = [out]

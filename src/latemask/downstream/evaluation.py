@@ -19,6 +19,7 @@ from latemask.downstream.tasks import GLUE, Task, own_task
 from latemask.errors import Refusal
 from latemask.hf.places import refuse_no_place
 from latemask.hf.source import Source
+from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.text.files import find
 from latemask.text.store import SUMMARY
 from latemask.training import checkpoint
@@ -143,10 +144,15 @@ def _blimp(options: EvaluateOptions) -> dict[str, Any]:
             places.setdefault(text, pair.where)
     sentences, inputs = list(places), Inputs(tokenizer, model.shape.row_tokens)
     rows, scored, words = sentence_rows(sentences, inputs, options.whole_words, places)
-    with console.progress("tokens", sum(map(len, scored)), "tokens") as advance:
+    batch_tokens = _batch_tokens(options, device)
+    instead = lower(("--batch-tokens", batch_tokens, max(map(len, rows), default=0)))
+    with (
+        out_of_memory_is_refused("evaluate", instead),
+        console.progress("tokens", sum(map(len, scored)), "tokens") as advance,
+    ):
         nats = pseudo_log_likelihoods(
             model, rows, scored, mask=tokenizer.specials.mask, pad=tokenizer.specials.pad, device=device, words=words,
-            batch_tokens=_batch_tokens(options, device), precision=_precision(options, device), advance=advance,
+            batch_tokens=batch_tokens, precision=_precision(options, device), advance=advance,
         )  # fmt: skip
     score_of = dict(zip(sentences, nats.tolist(), strict=True))
     import numpy as np
@@ -199,10 +205,14 @@ def _masked_loss(options: EvaluateOptions) -> dict[str, Any]:
 
     device = _device()
     model = (model or source.masked_model()).to(device)
-    with console.progress("rows", options.rows, "rows") as advance:
+    batch_tokens = _batch_tokens(options, device)
+    with (
+        out_of_memory_is_refused("evaluate", lower(("--batch-tokens", batch_tokens, row_tokens))),
+        console.progress("rows", options.rows, "rows") as advance,
+    ):
         found = masked_loss(
             model, stream, tokenizer, row_tokens=row_tokens, rate=options.rate, rows=options.rows,
-            batch_rows=max(1, _batch_tokens(options, device) // row_tokens), device=device, source_names=names,
+            batch_rows=max(1, batch_tokens // row_tokens), device=device, source_names=names,
             precision=_precision(options, device), advance=advance,
         )  # fmt: skip
     console.say(f"{options.model}: {found['loss']:.4f} nats per masked token ({found['loss_per_character']:.4f} per "

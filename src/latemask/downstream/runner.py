@@ -23,6 +23,7 @@ from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
 from latemask.errors import Refusal
 from latemask.hf.places import refuse_no_place
 from latemask.hf.source import Source
+from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.workers import deaf_to_interrupts, end, end_with_parent, exit_when_told
 from latemask.writing import check_folder, write_json
 
@@ -203,10 +204,16 @@ def _work(options: FinetuneOptions, source: Source, out: Path, place: int = 0) -
     from latemask.downstream.data import read_data
 
     tasks = tasks_of(options)
-    read = {0: read_data(tasks[0], options)}
-    from latemask.downstream.worker import Worker  # what is wrong with the data is said before torch is loaded
+    at_once = lower(
+        ("--together", options.together, 1), ("--parallel", options.parallel, 1),
+        ("--batch-rows", options.batch_rows, 1), ("--sequence-tokens", options.sequence_tokens, 8),
+    )  # fmt: skip
+    kept = "finished points are kept, and the same command goes on with the rest"
+    with out_of_memory_is_refused("finetune", f"{at_once}; {kept}"):
+        read = {0: read_data(tasks[0], options)}
+        from latemask.downstream.worker import Worker  # what is wrong with the data is said before torch is loaded
 
-    return Worker(options, tasks, source, read, out, place).work()
+        return Worker(options, tasks, source, read, out, place).work()
 
 
 def columns(summary: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:

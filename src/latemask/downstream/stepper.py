@@ -21,8 +21,10 @@ from latemask.downstream.casts import Casts, used_once
 from latemask.downstream.heads import FineTuned, losses
 from latemask.downstream.settings import Settings
 from latemask.errors import Refusal
+from latemask.out_of_memory import is_out_of_memory
 from latemask.training.compiler import compiles
 from latemask.training.distributed import has_bf16
+from latemask.training.graphs import broken_by
 
 BACKENDS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """All but cuDNN, whose gradient is NaN with a mask at some lengths (pytorch/pytorch#196678)."""
@@ -155,11 +157,11 @@ class Stepper:
             with torch.cuda.graph(graph, pool=self.pool, stream=torch.cuda.current_stream(self.device)):
                 self._update(width)
         except RuntimeError as error:
-            if isinstance(error, torch.cuda.OutOfMemoryError):
-                raise
-            raise Refusal(
-                "--graphs", f"an encoder that cannot be captured ({str(error)[:200]})", "--graphs off"
-            ) from error
+            first = broken_by(error)
+            if is_out_of_memory(first):
+                raise first from None
+            found = f"an encoder that cannot be captured ({str(first)[:200]})"
+            raise Refusal("--graphs", found, "--graphs off") from error
         self.pool = self.pool or graph.pool()
         torch.cuda.set_rng_state(random, self.device)
         return graph

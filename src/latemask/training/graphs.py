@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from latemask.batch import Batch
 from latemask.config import Training
 from latemask.errors import Refusal
+from latemask.out_of_memory import is_out_of_memory
 from latemask.training.distributed import World
-from latemask.training.micro import is_out_of_memory
 
 MOST_TOKENS = 32_768
 """More than these in one pass keep a GPU busy for longer than its kernels take to launch."""
@@ -52,6 +52,11 @@ def uses_graphs(training: Training, world: World, is_compiled: bool, tokens: int
     if training.graphs == "auto":
         return is_compiled and tokens <= MOST_TOKENS and not any(is_there for is_there, *_ in obstacles)
     return training.graphs == "on"
+
+
+def broken_by(error: RuntimeError) -> RuntimeError:
+    """What broke a capture, from the error it ended with: that it cannot be ended hides the first one."""
+    return error.__context__ if isinstance(error.__context__, RuntimeError) else error
 
 
 class Captured(NamedTuple):
@@ -104,8 +109,8 @@ class Graphs:
         try:
             with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
                 loss = self.work(kept)
-        except RuntimeError as error:  # that a capture cannot be ended hides what broke it
-            first = error.__context__ if isinstance(error.__context__, RuntimeError) else error
+        except RuntimeError as error:
+            first = broken_by(error)
             if is_out_of_memory(first):
                 raise first from None
             found = f"a pass that cannot be captured ({str(first)[:200]})"

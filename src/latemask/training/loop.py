@@ -29,6 +29,7 @@ from latemask.errors import Refusal
 from latemask.feed.masking import DROPOUT, noise
 from latemask.feed.prefetch import Prefetch
 from latemask.model.pretrainer import Pretrainer
+from latemask.out_of_memory import out_of_memory_is_refused
 from latemask.training import checkpoint, journal
 from latemask.training.beginning import Resume, continued, fitted, goes_on, occupied, refuse_flags, refuse_occupied
 from latemask.training.checkpoint import State
@@ -36,7 +37,7 @@ from latemask.training.compiler import begun_meanwhile
 from latemask.training.data_parallel import dismantle, gathered, reducing
 from latemask.training.distributed import World, joined_world
 from latemask.training.guards import locked, signals
-from latemask.training.micro import out_of_memory_is_refused
+from latemask.training.micro import rows_are_to_fit
 from latemask.training.optimizer import Verdict, optimizer_tensors, update
 from latemask.training.parts import Parts, assemble, device_name, facts, memory_bytes
 from latemask.training.plateau import Plateau
@@ -90,7 +91,7 @@ def pretrain(
     """
     out = Path(out)
     refuse_flags(out, resume, overwrite)
-    with joined_world() as world, locked(out, world):
+    with joined_world() as world, locked(out, world), out_of_memory_is_refused("pretrain", "choose a smaller recipe"):
         held = world.decide_text(occupied(out) if world.leads else "")
         if goes_on(held, resume):
             return _resumed(run, data, out, world, trackers)
@@ -164,7 +165,7 @@ def _train(
                 lines = journal.read(out / "journal.jsonl")
                 plateau = Plateau(run, parts.validation.unigram_loss, lines)
         signalled = stack.enter_context(signals(world))
-        stack.enter_context(out_of_memory_is_refused(parts.micro_rows))
+        stack.enter_context(rows_are_to_fit(parts.micro_rows))
         prefetch = stack.enter_context(
             Prefetch(batches, parts.first_row, parts.last_row, parts.micro_rows, world.device)
         )

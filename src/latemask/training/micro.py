@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -14,6 +14,7 @@ from latemask.feed.batches import TrainingBatches
 from latemask.kernels.relative_attention import is_supported
 from latemask.model.pretrainer import Pretrainer
 from latemask.model.stack import Block, Door, Stack
+from latemask.out_of_memory import out_of_memory_is_refused
 from latemask.training.data_parallel import shard
 from latemask.training.distributed import World
 
@@ -96,7 +97,7 @@ def _step_bytes(
     """Bytes that a pass takes beyond what is held before it; its gradients stay."""
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)
-    with out_of_memory_is_refused(rows), precision():
+    with rows_are_to_fit(rows), precision():
         model(batches.batch_at(index, 0, rows).to(device)).mean().backward()
     peak = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.reset_peak_memory_stats(device)
@@ -110,23 +111,10 @@ def _divisor(rows: int, most: int) -> int:
     return best if 2 * best >= min(rows, most) else min(rows, most)
 
 
-def is_out_of_memory(error: RuntimeError | MemoryError) -> bool:
-    """Whether device or host had too little memory, whoever of torch, NumPy, cuBLAS and the compiler says so."""
-    told = ("out of memory", "alloc_failed", "can't allocate memory")
-    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_known or any(words in str(error).lower() for words in told)
-
-
-@contextmanager
-def out_of_memory_is_refused(micro_rows: int) -> Iterator[None]:
-    """The device's out-of-memory error as a ``Refusal`` that says what to set."""
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        found = f"too little memory for {micro_rows} row{'s' if micro_rows > 1 else ''} at once"
-        do = f"Set --training.micro-rows {micro_rows // 2}; the batch and the result stay the same"
-        if micro_rows == 1:
-            do = "Choose a smaller recipe, or lower --shape.row-tokens"
-        raise Refusal("training.micro_rows", found, "what fits the device", do) from error
+def rows_are_to_fit(micro_rows: int) -> AbstractContextManager[None]:
+    """What refuses a pass of so many rows for which memory does not suffice, saying what to set."""
+    instead = f"set --training.micro-rows {micro_rows // 2}: the batch and the result stay the same"
+    if micro_rows == 1:
+        instead = "choose a smaller recipe, or lower --shape.row-tokens"
+    work = f"for {micro_rows} row{'s' if micro_rows > 1 else ''} at once"
+    return out_of_memory_is_refused("training.micro_rows", instead, work)
