@@ -176,6 +176,12 @@ def test_other_settings_data_or_fields_in_the_same_folder_are_refused(swept, dat
     assert folders_of(begun) == [NAMES[1]]
 
 
+def test_a_sweep_that_did_not_fit_its_card_goes_on_in_fewer_rows_at_once(swept, data, tmp_path, capsys):
+    swept = shutil.copytree(swept, tmp_path / "swept")
+    assert sweep(tiny_run("delta", steps=2, micro_rows=1, recompute=True), DELTAS, data, swept) == 0
+    assert capsys.readouterr().out.count(": done") == len(NAMES)
+
+
 def test_a_sweep_from_before_there_were_graphs_goes_on(swept, data, tmp_path, capsys):
     swept = shutil.copytree(swept, tmp_path / "before")
     for name in NAMES:

@@ -215,7 +215,7 @@ def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
     """Raise ``Refusal`` where ``out`` holds a point of other settings or on other data: one sweep, one set of both."""
     from latemask.downstream.claims import is_done
     from latemask.training import checkpoint
-    from latemask.training.resuming import differences, told
+    from latemask.training.resuming import FITTING, differences, told
 
     for point in found:
         file, folder = out / f"{point.name}.json", out / point.name
@@ -230,7 +230,8 @@ def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
             run = typed(Run, done, str(file))
         elif (run := checkpoint.last_run(folder)) is None:
             continue
-        if other := differences(*(json.loads(each.to_json()) for each in (run, point.run))):
+        differing = differences(*(json.loads(each.to_json()) for each in (run, point.run)))
+        if other := [one for one in differing if one[0] not in FITTING]:
             wanted, held = told(other)
             raise Refusal(folder, f"a run with {held}", wanted, "Give the same flags, or another --out")
 

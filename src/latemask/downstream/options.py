@@ -135,18 +135,20 @@ class EvaluateOptions:
     rows: int = 1024
     """masked-loss: most rows."""
     batch_tokens: int | None = None
-    """Tokens in a batch; none: 4,096, on a GPU 16,384 or (blimp) up to 131,072 by its free memory."""
+    """blimp, masked-loss: tokens in a batch; none: 4,096, on a GPU 16,384 or (blimp) up to 131,072 by its free
+    memory."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
-    """auto: bf16 on GPUs that have it (blimp and masked-loss: fp32 unless bf16 is asked for)."""
+    """All but similarity, which is fp32. auto: bf16 on GPUs that have it (blimp and masked-loss: fp32 unless bf16 is
+    asked for)."""
 
 
 OF_OWN = ("name", "kind", "texts", "label", "metrics")
 """Options of ``latemask finetune`` that only a task of one's own reads."""
 OF_SUITES: dict[Suite, tuple[str, ...]] = {
-    "blimp": ("whole_words", "good", "bad", "first"),
-    "masked-loss": ("rate", "row_tokens", "rows"),
+    "blimp": ("whole_words", "good", "bad", "first", "batch_tokens", "precision"),
+    "masked-loss": ("rate", "row_tokens", "rows", "batch_tokens", "precision"),
     "similarity": ("task", "texts", "label", "dev"),
-    "finetuned": ("dev",),
+    "finetuned": ("dev", "precision"),
 }
 """Options of ``latemask evaluate`` that only some suites read."""
 

@@ -204,12 +204,11 @@ def _work(options: FinetuneOptions, source: Source, out: Path, place: int = 0) -
     from latemask.downstream.data import read_data
 
     tasks = tasks_of(options)
-    at_once = lower(
-        ("--together", options.together, 1), ("--parallel", options.parallel, 1),
-        ("--batch-rows", options.batch_rows, 1), ("--sequence-tokens", options.sequence_tokens, 8),
-    )  # fmt: skip
-    kept = "finished points are kept, and the same command goes on with the rest"
-    with out_of_memory_is_refused("finetune", f"{at_once}; {kept}"):
+    instead = lower(("--batch-rows", options.batch_rows, 1), ("--sequence-tokens", options.sequence_tokens, 8))
+    if options.together * options.parallel > 1:
+        instead = lower(("--together", options.together, 1), ("--parallel", options.parallel, 1))
+        instead += "; finished points are kept, and the same command goes on with the rest"
+    with out_of_memory_is_refused("finetune", instead):
         read = {0: read_data(tasks[0], options)}
         from latemask.downstream.worker import Worker  # what is wrong with the data is said before torch is loaded
 

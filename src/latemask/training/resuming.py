@@ -11,6 +11,8 @@ from latemask.errors import Refusal
 from latemask.fields import dotted
 
 FIXED = ("recipe", "shape", "decoder", "masking")
+FITTING = ("training.micro_rows", "training.recompute")
+"""Settings that make a run fit its card, and change no result."""
 ROOM = ("precision", "recompute", "data_parallel")
 """Training settings that change how many rows fit in one forward pass."""
 
