@@ -79,7 +79,7 @@ class Options:
     at_once: int = 1
     """Measurements at the same time on each; a pretraining has its card to itself."""
     shared: bool = False
-    """It has not, and its checkpoints are measured as they come: then its seconds say little."""
+    """Pretrainings share their cards, and checkpoints are measured as they come: their seconds say little."""
     seeds: tuple[int, ...] | None = None
     """Of pretraining, each of them also of the order of the data, alike for all systems: every trial once for each; by
     default 1 2 3 in `objectives`, elsewhere the seed that the recipes have."""
@@ -132,6 +132,10 @@ class Options:
                 found = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
                 raise Refusal(f"--{name}", f"{found}, of which {self.study} makes nothing",
                               f"it with one of: {', '.join(studies)}")  # fmt: skip
+        if self.shared and (self.seconds is not None or self.study not in TAKEN_BY["tokens"]):
+            raise Refusal(
+                "--shared", "runs that the clock ends, or whose seconds are compared", "runs of so many tokens"
+            )
         self.glue_tasks()  # an unknown flag ends the program here, not after the pretraining
 
     def glue_tasks(self) -> list[Task]:

@@ -104,6 +104,8 @@ class Options:
             for place in PAGES[name].places:
                 if not (self.evidence / name / place / JOURNAL).is_file():
                     raise Refusal(self.evidence / name / place, f"no {JOURNAL}", f"a run of the page {name}")
+            if (costs := PAGES[name].costs) and not (self.evidence / name / costs).is_file():
+                raise Refusal(self.evidence / name / costs, "no such file", f"JSON of joins.py for the page {name}")
 
 
 def make(folder: Path, page: Page) -> None:

@@ -248,11 +248,14 @@ def test_what_is_timed_has_its_card_to_itself_and_measurements_share_one():
     assert all(names == [name] for names in most for name in names if "/" not in name)
 
 
-def test_pretrainings_that_share_their_card_are_measured_on_the_way(tmp_path):
-    asked = options("time", tmp_path, size="tiny", tokens=32 * 512 * 64, only=("mlm",), shared=True, at_once=3)
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_pretrainings_that_share_their_card_are_measured_on_the_way(at_once, tmp_path):
+    asked = options("time", tmp_path, size="tiny", tokens=32 * 512 * 64, only=("mlm",), shared=True)
     jobs = evidence.jobs_of(asked)
     assert not any(job.is_alone for job in jobs)
-    assert any(job.is_alone for job in evidence.jobs_of(dataclasses.replace(asked, shared=False)))
+    alone = evidence.jobs_of(dataclasses.replace(asked, shared=False))
+    assert [job.is_alone for job in alone] == [job.run is not None for job in alone]
+    assert not any(job.checkpoint for job in alone)
     saved = {f"mlm,step={step}": tmp_path / "out" / "time" / "mlm" / f"step-{step:07d}" for step in (4, 32)}
     order, measured = [], threading.Barrier(2, timeout=60)
 
@@ -260,16 +263,23 @@ def test_pretrainings_that_share_their_card_are_measured_on_the_way(tmp_path):
         order.append(job.name)
         if job.run is not None:
             saved["mlm,step=4"].mkdir(parents=True)
-            measured.wait()  # while it trains
+            if at_once > 1:
+                measured.wait()  # while it trains
             return False  # told to stop: what it had saved is measured all the same
-        if job.name == "mlm,step=4/blimp":
+        if job.name == "mlm,step=4/blimp" and at_once > 1:
             measured.wait()
         return True
 
     queue = cards.Queue(jobs, run)
-    queue.work([0], at_once=3)
+    queue.work([0], at_once=at_once)
     assert set(order) == {"mlm", "mlm,step=4/blimp", "mlm,step=4/glue"}
     assert queue.failed == {job.name for job in jobs} - queue.done >= {"mlm", "mlm,step=32/blimp"}
+
+
+def test_what_ends_by_the_clock_does_not_share_its_card(tmp_path):
+    for study, changes in (("objectives", {"seconds": 9.0}), ("real-text", {})):
+        with pytest.raises(Refusal, match="--shared"):
+            options(study, tmp_path, shared=True, **changes)
 
 
 def test_what_a_job_raises_is_raised_and_the_others_are_done():

@@ -6,6 +6,7 @@ import errno
 import itertools
 import json
 import math
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -112,12 +113,12 @@ def test_a_number_that_counts_nothing_is_no_number(field: str, value: object, tm
     assert journal.salvaged(path)[0] == [line]
 
 
-def test_a_text_is_named_by_a_text(tmp_path: Path) -> None:
+@pytest.mark.parametrize("value", [7, "", [], False])
+def test_a_text_is_named_by_a_text(value: object, tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    path.write_text(json.dumps({"kind": "start", "step": 0, "run": {}, "validation_text": 7}) + "\n")
-    with pytest.raises(
-        Refusal, match=r"line 1, of kind start, whose validation_text is 7; wanted a text or null there"
-    ):
+    path.write_text(json.dumps({"kind": "start", "step": 0, "run": {}, "validation_text": value}) + "\n")
+    said = rf"line 1, of kind start, whose validation_text is {re.escape(json.dumps(value))}; wanted a text or null"
+    with pytest.raises(Refusal, match=said):
         journal.read_checked(path)
 
 

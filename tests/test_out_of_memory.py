@@ -46,7 +46,9 @@ KEPT = "finished points are kept, and the same command goes on with the rest"
 
 @pytest.mark.parametrize(("error", "is_it"), [
     (ON_CARD, True), (GIVEN_UP, True), (ON_HOST, True), (MemoryError("Unable to allocate 954. GiB"), True),
-    (RuntimeError("CUDA error: out of memory"), True), (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
+    (RuntimeError("CUDA error: out of memory"), True),
+    (RuntimeError("unable to mmap 9 bytes from file <x>: Cannot allocate memory (12)"), True),
+    (OSError(errno.ENOMEM, "Cannot allocate memory"), True),
     (RuntimeError("CUDA error: an illegal memory access was encountered"), False), (RuntimeError("shapes"), False),
     (FileNotFoundError(errno.ENOENT, "No such file", "out of memory.txt"), False),
     (Refusal("--graphs", "out of memory", "off"), False),

@@ -20,8 +20,10 @@ def test_every_folder_has_a_page_with_every_run_in_it():
         assert all((place / "journal.jsonl").is_file() for place in shown)
 
 
-@pytest.mark.parametrize("name", ["repeated", "three-ml-base"])
+@pytest.mark.parametrize("name", ["repeated", "three-ml-base", "three-ml-seconds"])
 def test_a_page_is_what_its_json_says(name, tmp_path):
+    shutil.copy(EVIDENCE.parent / "joins_small.json", tmp_path)
+    tmp_path = tmp_path / "evidence"
     for folder in {name, *(place.split("/")[1] for place in pages.PAGES[name].places if place.startswith("../"))}:
         shutil.copytree(EVIDENCE / folder, tmp_path / folder)
     (tmp_path / name / "report.front-of-before.svg").write_text("")
@@ -45,3 +47,7 @@ def test_what_is_not_there_is_refused_before_anything_is_made(tmp_path):
     shutil.rmtree(tmp_path / "repeated" / "first")
     with pytest.raises(Refusal, match="repeated/first"):
         pages.Options(tmp_path, ("repeated",))
+    for folder in ("masks", "three-ml", "three-ml-seconds"):
+        shutil.copytree(EVIDENCE / folder, tmp_path / folder)
+    with pytest.raises(Refusal, match=r"joins_small\.json: found no such file"):
+        pages.Options(tmp_path, ("three-ml-seconds",))

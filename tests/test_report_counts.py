@@ -367,3 +367,21 @@ def test_losses_on_one_text_compare_whatever_was_trained_on(tmp_path):
     assert names("a", "other") == ["validation loss, text 0a", "validation loss, text 0b"]
     assert names("less", "older") == ["validation loss"], "an older journal says word frequencies alone"
     assert len(names("a", "older")) == 2
+    for order in itertools.permutations(("a", "less", "older")):
+        assert names(*order) == ["validation loss"], "of which a newer one tells the text"
+        assert len(names(*order, "other")) == 2
+    start, *lines = lines_of(write_journal(tmp_path / "unheld"))
+    write_lines(tmp_path / "unheld", [start, *(line for line in lines if line["kind"] != "validation")])
+    assert names("a", "less", "unheld")[0] == "validation loss"
+
+
+def test_a_loss_is_of_the_text_that_was_held_out_when_it_was_measured(tmp_path):
+    start, *lines = lines_of(write_journal(tmp_path / "a"))
+    start |= {"unigram_loss": 7.0, "validation_text": "0a"}
+    for name, text in (("off", None), ("fewer", "0b")):
+        resume = start | {"kind": "resume", "step": lines[-1]["step"], "validation_text": text}
+        write_lines(tmp_path / name, [start, *lines, resume])
+    assert [run.text for run in read_folders([tmp_path / "off", tmp_path / "fewer"])] == ["0a", "0a"]
+    again = {"kind": "validation", "step": lines[-1]["step"] + 1, "loss": 1.0}
+    [gone_on] = read_folders([write_lines(tmp_path / "fewer", [start, *lines, resume, again])])
+    assert gone_on.text == "0b"

@@ -77,6 +77,12 @@ def test_a_run_from_before_a_field_was_is_one_system_with_those_at_its_default(t
     assert [[run.name for run in system.runs] for system in systems(read_folders(folders))] == [["1", "2"], ["3"]]
 
 
+def test_seeds_that_were_fitted_to_other_cards_are_one_system(tmp_path):
+    folders = [seeded(tmp_path / "1", "mae_lm_tiny", 1), seeded(tmp_path / "2", "mae_lm_tiny", 2, **{
+        "training.micro_rows": 2, "training.recompute": True})]  # fmt: skip
+    assert [len(system.runs) for system in systems(read_folders(folders))] == [2]
+
+
 def test_a_system_is_not_called_as_another_run_is(tmp_path):
     folders = [seeded(tmp_path / "mlm_tiny", "mlm_tiny", 1, **{"shape.initial_deviation": 0.01}),
                *(seeded(tmp_path / f"run-{seed}", "mlm_tiny", seed) for seed in (1, 2)),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from latemask.errors import Refusal
 
-OF_HOST = ("can't allocate memory", "cpuallocator")
+OF_HOST = ("can't allocate memory", "cannot allocate memory", "cpuallocator")
 TOLD = (*OF_HOST, "out of memory", "alloc_failed")
 """How torch, cuBLAS, cuDNN and the compiler say it where the kind of error does not."""
 
@@ -41,7 +41,7 @@ def out_of_memory_is_refused(where: str, instead: str = "", work: str = "") -> I
             raise
         place, numbers = _place(error)
         found = " ".join(filter(None, ("too little memory", work, f"on {place}", numbers)))
-        hidden = "hide the GPU with CUDA_VISIBLE_DEVICES= to run on the CPU" if "cuda" in place else "ask for less"
+        hidden = "hide the GPU with CUDA_VISIBLE_DEVICES= to run on the CPU" if place != "the host" else "ask for less"
         raise OutOfMemory(where, found, "what fits", f"Free memory there, or {instead or hidden}") from error
 
 

@@ -212,7 +212,8 @@ def _text(value: Any) -> str:
 
 
 def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
-    """Raise ``Refusal`` where ``out`` holds a point of other settings or on other data: one sweep, one set of both."""
+    """Raise ``Refusal`` where ``out`` holds a point of other settings or on other data: one sweep, one set of both, but
+    for what makes a run fit its card."""
     from latemask.downstream.claims import is_done
     from latemask.training import checkpoint
     from latemask.training.resuming import FITTING, differences, told

@@ -207,7 +207,7 @@ def _masked_loss(options: EvaluateOptions) -> dict[str, Any]:
     model = (model or source.masked_model()).to(device)
     batch_tokens = _batch_tokens(options, device)
     with (
-        out_of_memory_is_refused("evaluate", lower(("--batch-tokens", batch_tokens, row_tokens))),
+        out_of_memory_is_refused("evaluate", lower(("--batch-tokens", batch_tokens, 2 * row_tokens - 1))),
         console.progress("rows", options.rows, "rows") as advance,
     ):
         found = masked_loss(

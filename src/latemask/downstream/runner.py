@@ -208,10 +208,10 @@ def _work(options: FinetuneOptions, source: Source, out: Path, place: int = 0) -
     if options.together * options.parallel > 1:
         instead = lower(("--together", options.together, 1), ("--parallel", options.parallel, 1))
         instead += "; finished points are kept, and the same command goes on with the rest"
-    with out_of_memory_is_refused("finetune", instead):
-        read = {0: read_data(tasks[0], options)}
-        from latemask.downstream.worker import Worker  # what is wrong with the data is said before torch is loaded
+    read = {0: read_data(tasks[0], options)}
+    from latemask.downstream.worker import Worker  # what is wrong with the data is said before torch is loaded
 
+    with out_of_memory_is_refused("finetune", instead):
         return Worker(options, tasks, source, read, out, place).work()
 
 

@@ -40,7 +40,6 @@ from latemask.hf.source import Source
 from latemask.model.encoder import Encoder
 from latemask.model.masked_model import MaskedModel
 from latemask.model.pretrainer import Pretrainer
-from latemask.out_of_memory import is_out_of_memory
 from latemask.text.tokenizer import Tokenizer, is_of_library
 
 AutoConfig.register(LatemaskConfig.model_type, LatemaskConfig, exist_ok=True)
@@ -346,7 +345,7 @@ def refusing(name: str) -> Iterator[None]:
     except Refusal:
         raise
     except BaseException as error:
-        if not is_of_library(error) or is_out_of_memory(error):
+        if not is_of_library(error):
             raise
         found = _in_words(error)
         if not Path(name).is_dir():

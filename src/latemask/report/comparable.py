@@ -20,9 +20,6 @@ SUBSET, DEGENERATE = "†", "‡"
 Facts = Mapping[str, str]
 """What a number was measured on, each in words, by what they say; one that is not known is left out."""
 
-STANDS_FOR = {"frequencies": "text"}
-"""Word frequencies tell texts apart where journals do not say which they are; they are of the text trained on too."""
-
 ROWS_NOTE = (
     "Where the decoder rewrites whole rows the loss is a mean over all tokens of the row: it does not compare with the "
     "others, over masked tokens."
@@ -31,12 +28,10 @@ ROWS_NOTE = (
 
 def differing(each: Iterable[Facts]) -> dict[str, list[str]]:
     """The facts that are not the same in all, with what they are; without those that follow from such as stand before
-    them, as a text does from how long its rows are, and those that stand for one that is known of all."""
+    them, as a text does from how long its rows are."""
     every = list(each)
     found: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for facts in every for name in facts):
-        if all(STANDS_FOR.get(name) in facts for facts in every):
-            continue
         having = [facts for facts in every if name in facts]
         alike: dict[tuple[str | None, ...], set[str]] = {}
         for facts in having:
@@ -58,9 +53,10 @@ def of_validation(run: RunFolder) -> dict[str, str]:
         "rate": (valid.get("rate"), lambda rate: f"{100 * rate:.4g}% masked"),
         "row": (fields.get("shape.row_tokens"), lambda tokens: f"rows of {tokens:,} tokens"),
         "ids": (fields.get("shape.vocabulary"), lambda ids: f"{ids:,} ids"),
-        "text": (run.start.get("validation_text"), lambda text: f"text {text}"),
-        "frequencies": (run.unigram_loss, lambda loss: f"text where word frequencies alone reach {loss:.4f}"),
+        "text": (run.unigram_loss, lambda loss: f"text where word frequencies alone reach {loss:.4f}"),
     }
+    if run.text is not None:
+        known["text"] = (run.text, lambda text: f"text {text}")
     return {name: say(value) for name, (value, say) in known.items() if value is not None} if valid else {}
 
 
@@ -87,8 +83,7 @@ def why_losses_do_not(runs: Sequence[RunFolder]) -> str:
     """Why the validation losses of these runs do not compare; "" where they do. Those of whole rows are another kind of
     number, which ``units`` and ``ROWS_NOTE`` say."""
     kinds = [[of_validation(run) for run in runs if run.rewrites == rewrites] for rewrites in (False, True)]
-    shared = [{name: words for name, words in facts.items() if name != "frequencies"}
-              for kind in kinds for facts in kind]  # fmt: skip
+    shared = [{name: words for name, words in facts.items() if name != "text"} for kind in kinds for facts in kind]
     return why_not(shared) or next(filter(None, map(why_not, kinds)), "")
 
 

@@ -9,6 +9,7 @@ folder is the same run: one run with the results of both.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 from collections.abc import Sequence
@@ -48,6 +49,8 @@ class RunFolder:
     """What is wrong with each of its files, or lines of its journal, that cannot be read."""
     copies: tuple[str, ...] = ()
     """Names of the other folders that hold the same run."""
+    text: str | None = None
+    """Which text its last validation was of, as far as it is known."""
     number: int = 0
     """Its place on the page: what figures choose its colour and marker by."""
     line: int = 0
@@ -153,6 +156,13 @@ class RunFolder:
         return last if last.get("step") or not self.reached["step"] else {}
 
     @property
+    def text_of_validation(self) -> str | None:
+        """Which held-out rows that was of, as the journal said before it; None where it did not."""
+        before = itertools.takewhile(lambda line: line is not self.validation, self.lines)
+        told = [line.get("validation_text") for line in before if line["kind"] in ("start", "resume")]
+        return told[-1] if told and self.validation else None
+
+    @property
     def rewrites(self) -> bool:
         """Whether its losses are means over whole rows, which its decoder rewrites, and not over masked tokens."""
         return bool(self.fields.get("decoder.rewrites"))
@@ -191,7 +201,8 @@ def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
     apart = [end if ends.count(end) == 1 else _apart(path, paths) for path, end in zip(paths, ends, strict=True)]
     names = [readable(name) for name in apart]
     found = [_read(path, name) for path, name in zip(paths, names, strict=True)]
-    folders = _as_one_tokenizer(once([folder for folder in found if folder.has_something or folder.left_out]))
+    folders = once([folder for folder in found if folder.has_something or folder.left_out])
+    folders = _as_one_tokenizer(_with_texts(folders))
     left_out = left_out_of(found)
     nothing = [_nothing(folder.path) for folder in found if not (folder.has_something or folder.left_out)]
     if not any(folder.has_something for folder in folders):
@@ -239,6 +250,14 @@ def _as_one(group: Sequence[RunFolder]) -> RunFolder:
         results += [result for result in copy.results if result not in results]
     left_out = tuple(problem for folder in group for problem in folder.left_out)
     return dataclasses.replace(first, results=results, left_out=left_out, copies=tuple(copy.name for copy in copies))
+
+
+def _with_texts(folders: Sequence[RunFolder]) -> list[RunFolder]:
+    """With the text that each was validated on: of an older journal, which does not say it, that of a run with equal
+    word frequencies."""
+    known = {folder.unigram_loss: folder.text_of_validation for folder in folders if folder.text_of_validation}
+    return [dataclasses.replace(folder, text=folder.text_of_validation or known.get(folder.unigram_loss))
+            for folder in folders]  # fmt: skip
 
 
 def _as_one_tokenizer(folders: Sequence[RunFolder]) -> list[RunFolder]:

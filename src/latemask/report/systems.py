@@ -15,10 +15,12 @@ from latemask.report.folders import RunFolder
 from latemask.report.looks import DASHES, MOST_RUNS
 from latemask.report.runs import setting
 from latemask.report.tables import Table
+from latemask.training.resuming import FITTING
 
 SEEDS = ("training.seed", "training.data_seed")
-WATCHING = ("training.log_every", "training.save_every", "training.keep", "training.validate_every", "training.graphs")
-"""Fields that say how a run is watched or launched: what is trained does not depend on them."""
+WATCHING = ("training.log_every", "training.save_every", "training.keep", "training.validate_every", "training.graphs",
+            *FITTING)  # fmt: skip
+"""Fields that say how a run is watched, launched or fitted to its card: what is trained does not depend on them."""
 TEXT = ("rows", "refused_rows", "dropped_tokens")
 """What a journal's first line says of the text that was trained on."""
 MLM_JOINS, MLM_RATE = ["0:0.0:1.0"], 0.15

@@ -21,6 +21,7 @@ from tyro.conf import Positional
 from latemask.config import Specials
 from latemask.console import progress, say, table, warn
 from latemask.errors import Refusal
+from latemask.out_of_memory import is_out_of_memory
 from latemask.text.blocks import Reading, ReadingFlags, blocks, estimated_text_bytes
 from latemask.text.corpus import Counts, read_block, refuse_without_text
 from latemask.text.files import find
@@ -191,7 +192,9 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 def is_of_library(error: BaseException) -> bool:
     """Whether ``error`` may be the tokenizers library's: it raises Exception itself, and what its code in Rust panics
-    with is no Exception."""
+    with is no Exception. Too little memory is nobody's."""
+    if is_out_of_memory(error):
+        return False
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 

@@ -228,7 +228,7 @@ def _problem(path: Path, number: int, line: dict[str, Any]) -> Refusal | None:
             found = f"line {number}, of kind {kind}, whose {name} is {json.dumps(value)[:60]}"
             return Refusal(path, found, f"a number {'above 0' if name in ABOVE_0 else 'of 0 or more'}, or null, there")
     for name in TEXTS & line.keys():
-        if not isinstance(value := line[name], str | None):
+        if not isinstance(value := line[name], str | None) or value == "":
             found = f"line {number}, of kind {kind}, whose {name} is {json.dumps(value)[:60]}"
             return Refusal(path, found, "a text or null there")
     return None

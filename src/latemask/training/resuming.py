@@ -12,7 +12,7 @@ from latemask.fields import dotted
 
 FIXED = ("recipe", "shape", "decoder", "masking")
 FITTING = ("training.micro_rows", "training.recompute")
-"""Settings that make a run fit its card, and change no result."""
+"""Training settings that make a run fit its card; micro-batches change the order of sums, and nothing else."""
 ROOM = ("precision", "recompute", "data_parallel")
 """Training settings that change how many rows fit in one forward pass."""
 
