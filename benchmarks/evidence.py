@@ -49,8 +49,9 @@ from latemask.downstream.squad import read_squad
 from latemask.downstream.tasks import GLUE, Task
 from latemask.errors import Refusal
 from latemask.recipes import recipe
+from latemask.text.store import open_store
 from latemask.training.checkpoint import step_name
-from latemask.writing import write_whole
+from latemask.writing import check_folder, write_whole
 
 SQUAD_TRAIN, SQUAD_DEV = "mini-train-v2.0.json", "mini-dev-v2.0.json"
 TUNED_AGAIN: Mapping[Measure, str] = {"glue": "mnli", "squad": "squad2"}
@@ -252,6 +253,8 @@ def main() -> None:
     options = tyro.cli(Options)
     each_once(options)
     check(options)
+    open_store(options.data)
+    check_folder(options.out)
     begun = time.monotonic()
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from latemask.report.comparable import why_losses_do_not
 from latemask.report.curves import checkpoint_drawings
 from latemask.report.downstream import glue_table
 from latemask.report.evaluations import finetuned_table, masked_loss_table, pairs_table
@@ -364,7 +365,7 @@ def test_losses_on_one_text_compare_whatever_was_trained_on(tmp_path):
         return list(dict.fromkeys(itertools.chain(*material_of(*(tmp_path / run for run in runs)).measures.values())))
 
     assert names("a", "less") == ["validation loss"]
-    assert names("a", "other") == ["validation loss, text 0a", "validation loss, text 0b"]
+    assert names("a", "other") == ["validation loss, held-out rows 0a", "validation loss, held-out rows 0b"]
     assert names("less", "older") == ["validation loss"], "an older journal says word frequencies alone"
     assert len(names("a", "older")) == 2
     for order in itertools.permutations(("a", "less", "older")):
@@ -373,6 +374,20 @@ def test_losses_on_one_text_compare_whatever_was_trained_on(tmp_path):
     start, *lines = lines_of(write_journal(tmp_path / "unheld"))
     write_lines(tmp_path / "unheld", [start, *(line for line in lines if line["kind"] != "validation")])
     assert names("a", "less", "unheld")[0] == "validation loss"
+
+
+def test_a_note_tells_a_text_that_differs_beside_a_rate_that_does(tmp_path):
+    for name, text, rate in (("a", "0a", 0.15), ("b", "0b", 0.15), ("c", "0c", 0.4)):
+        start, *lines = lines_of(write_journal(tmp_path / name))
+        lines = [line | {"rate": rate} if line["kind"] == "validation" else line for line in lines]
+        write_lines(tmp_path / name, [start | {"unigram_loss": 7.0, "validation_text": text}, *lines])
+
+    def why(*runs: str) -> str:
+        return why_losses_do_not(read_folders([tmp_path / run for run in runs]))
+
+    assert why("a", "b", "c") == ("Not measured alike (15% masked and 40% masked; held-out rows 0a and held-out rows "
+                                  "0b and held-out rows 0c): these losses do not compare.")  # fmt: skip
+    assert why("a", "c") == "Not measured alike (15% masked and 40% masked): these losses do not compare."
 
 
 def test_a_loss_is_of_the_text_that_was_held_out_when_it_was_measured(tmp_path):

@@ -19,7 +19,7 @@ def output(source: Source, out: str | None, kind: str) -> Path:
         check_file(Path(out))
         return Path(out)
     if source.step is None:
-        found = f"nothing for {source.name}, which is no run"
+        found = f"nothing for {source.name}, which is no {'run' if Path(source.name).exists() else 'folder here'}"
         raise Refusal("--out", found, "a file name", _advice(Path(source.name), kind))
     asked_for_step = checkpoint.step_number(Path(source.name)) is not None
     return source.step.parent / (f"{kind}-{source.step.name}.json" if asked_for_step else f"{kind}.json")

@@ -290,6 +290,8 @@ def finish(out: Path) -> None:
     runs, fields = material.folders, material.folders[0].varied
     table = trend_table(material, fields, runs)
     console.table(table.title, table.columns, table.rows)
+    if table.note:
+        console.say(table.note)
     drawings = trend_drawings(material, fields, runs)
     for name, drawing in zip(distinct([drawing.name for drawing in drawings]), drawings, strict=True):
         console.say(f"wrote {write_whole(out / f'{name}.svg', drawing.svg)}")

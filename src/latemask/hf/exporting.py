@@ -15,6 +15,7 @@ from latemask.errors import Refusal
 from latemask.hf.card import TAG, card
 from latemask.hf.checksums import write_sums
 from latemask.hf.options import Kind
+from latemask.hf.places import of_no_run
 from latemask.hf.source import Source
 from latemask.text.tokenizer import load_tokenizer
 from latemask.training import checkpoint
@@ -50,7 +51,7 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
     """
     step, out = Source.of(folder, takes_older=False).step, Path(out)
     if step is None:
-        raise Refusal(folder, "a Hugging Face model", "a run folder or a step folder")
+        raise Refusal(folder, of_no_run(folder), "a run folder or a step folder")
     check_free(out, overwrite, CARD, MARK)
     run, tokenizer = checkpoint.read_run(step), load_tokenizer(step / checkpoint.TOKENIZER)
     fills_masks = kind == "masked-lm"

@@ -25,6 +25,11 @@ def refuse_no_place(model: Path | str) -> None:
         raise Refusal(model, "a file" if path.exists() else "no such folder", SOURCES)
 
 
+def of_no_run(model: Path | str) -> str:
+    """What was found where a run or one of its steps was wanted."""
+    return "a Hugging Face model" if Path(model).exists() else "no such folder"
+
+
 def check_json(folder: Path) -> None:
     """Raise ``Refusal`` naming the first of a model's JSON files that is none."""
     for path in (folder / name for name in OBJECTS):

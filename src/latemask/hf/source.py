@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from latemask.config import Run, refuse_rewriting
 from latemask.errors import Refusal
 from latemask.hf.checksums import check_sums
-from latemask.hf.places import CONFIG, SOURCES, check_json, refuse_no_place
+from latemask.hf.places import CONFIG, SOURCES, check_json, of_no_run, refuse_no_place
 from latemask.text.tokenizer import Tokenizer, load_tokenizer
 from latemask.training import checkpoint
 
@@ -68,7 +68,7 @@ class Source:
     def pretrained(self) -> Pretrainer:
         """See ``loading.load_pretrained``."""
         if self.step is None:
-            raise Refusal(self.name, "a Hugging Face model", "a run folder or a step folder: they hold the decoder too")
+            raise Refusal(self.name, of_no_run(self.name), "a run folder or a step folder: they hold the decoder too")
         return checkpoint.read_pretrainer(self.step)
 
     def masked_model(self) -> MaskedModel | TransformersMaskedModel:

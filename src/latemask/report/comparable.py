@@ -20,6 +20,7 @@ SUBSET, DEGENERATE = "†", "‡"
 Facts = Mapping[str, str]
 """What a number was measured on, each in words, by what they say; one that is not known is left out."""
 
+NO_COMPARISON = "these losses do not compare"
 ROWS_NOTE = (
     "Where the decoder rewrites whole rows the loss is a mean over all tokens of the row: it does not compare with the "
     "others, over masked tokens."
@@ -56,7 +57,7 @@ def of_validation(run: RunFolder) -> dict[str, str]:
         "text": (run.unigram_loss, lambda loss: f"text where word frequencies alone reach {loss:.4f}"),
     }
     if run.text is not None:
-        known["text"] = (run.text, lambda text: f"text {text}")
+        known["text"] = (run.text, lambda text: f"held-out rows {text}")
     return {name: say(value) for name, (value, say) in known.items() if value is not None} if valid else {}
 
 
@@ -73,10 +74,14 @@ def of_masked_loss(evaluation: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def why_not(each: Iterable[Facts], what: str = "these losses do not compare") -> str:
+def why_not(each: Iterable[Facts], what: str = NO_COMPARISON) -> str:
     """Why numbers measured on these facts do not compare, as a sentence; "" where they do."""
-    reasons = "; ".join(" and ".join(words) for words in differing(each).values())
-    return f"Not measured alike ({reasons}): {what}." if reasons else ""
+    return _said(differing(each).values(), what)
+
+
+def _said(reasons: Iterable[Sequence[str]], what: str) -> str:
+    told = "; ".join(" and ".join(words) for words in reasons)
+    return f"Not measured alike ({told}): {what}." if told else ""
 
 
 def why_losses_do_not(runs: Sequence[RunFolder]) -> str:
@@ -84,7 +89,8 @@ def why_losses_do_not(runs: Sequence[RunFolder]) -> str:
     number, which ``units`` and ``ROWS_NOTE`` say."""
     kinds = [[of_validation(run) for run in runs if run.rewrites == rewrites] for rewrites in (False, True)]
     shared = [{name: words for name, words in facts.items() if name != "text"} for kind in kinds for facts in kind]
-    return why_not(shared) or next(filter(None, map(why_not, kinds)), "")
+    texts = [found["text"] for found in map(differing, kinds) if "text" in found]
+    return _said([*differing(shared).values(), *texts], NO_COMPARISON)
 
 
 def units(runs: Sequence[RunFolder]) -> str:
@@ -106,7 +112,7 @@ def subsets(parts: Iterable[str]) -> str:
 def marks(text: str) -> list[str]:
     """A sentence for each mark that stands in ``text``."""
     said = {SUBSET: "On subsets of the data: not to be set beside published numbers.",
-            DEGENERATE: "Some of these fine-tunings failed: see the tables."}  # fmt: skip
+            DEGENERATE: "Some of these fine-tunings are degenerate: see the tables."}  # fmt: skip
     return [f"{mark} {sentence}" for mark, sentence in said.items() if mark in text]
 
 

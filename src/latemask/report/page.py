@@ -64,7 +64,7 @@ def run_report(options: ReportOptions) -> int:
     if not options.runs:
         raise Refusal("report", "no run folder", "one or more, such as runs/*")
     out = options.out if options.out.suffix else options.out.with_suffix(".html")
-    if out.suffix not in (".html", ".htm") or out.is_dir():
+    if out.suffix not in (".html", ".htm") or out.is_dir() or options.out.is_dir():
         raise Refusal("--out", str(options.out), "the name of an .html file")
     folders = read_folders(options.runs)
     for path in write_report(folders, out, options.title, options.cost):

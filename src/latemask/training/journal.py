@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from latemask.console import warn
-from latemask.errors import Refusal
+from latemask.errors import Refusal, unreadable
 from latemask.writing import write_whole
 
 Tracker = Literal["tensorboard", "wandb"]
@@ -122,6 +122,10 @@ def _whole(path: Path) -> dict[int, dict[str, Any]]:
 
 def _not_whole(path: Path, number: int, text: bytes) -> Refusal:
     found = repr(text[:80].decode(errors="replace"))
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError) as error:
+        found = f"{unreadable(error)}: {found}"
     return Refusal(f"{path}:{number}", found, "a JSON object whose step is a whole number",
                    "Delete this line, or go on with the run: it sets it aside")  # fmt: skip
 
