@@ -165,7 +165,8 @@ def jobs_of(options: Options) -> list[Job]:
             program = (sys.executable, str(Path(__file__).with_name("roberta.py")), trial.recipe, "--overwrite")
         flags = (*trial.flags, *shlex.split(options.flags))
         pretrain = (*program, "--data", str(options.data), "--out", str(run), *flags)
-        jobs.append(Job(trial.name, pretrain, None, trial.stop_at_seconds, run, is_alone=not options.shared))
+        jobs.append(Job(trial.name, pretrain, stop_at_seconds=trial.stop_at_seconds, run=run,
+                        is_alone=not options.shared))  # fmt: skip
         models = [(f",step={step}", run / step_name(step)) for step in trial.steps] or [("", run)]
         for (label, model), measure in itertools.product(models, measures):
             if measure == "blimp" and recipe(trial.recipe).rewrites:

@@ -158,9 +158,11 @@ class RunFolder:
     @property
     def text_of_validation(self) -> str | None:
         """Which held-out rows that was of, as the journal said before it; None where it did not."""
-        before = itertools.takewhile(lambda line: line is not self.validation, self.lines)
+        if not (valid := self.validation):
+            return None
+        before = itertools.takewhile(lambda line: line is not valid, self.lines)
         told = [line.get("validation_text") for line in before if line["kind"] in ("start", "resume")]
-        return told[-1] if told and self.validation else None
+        return told[-1] if told else None
 
     @property
     def rewrites(self) -> bool:
@@ -255,9 +257,10 @@ def _as_one(group: Sequence[RunFolder]) -> RunFolder:
 def _with_texts(folders: Sequence[RunFolder]) -> list[RunFolder]:
     """With the text that each was validated on: of an older journal, which does not say it, that of a run with equal
     word frequencies."""
-    known = {folder.unigram_loss: folder.text_of_validation for folder in folders if folder.text_of_validation}
-    return [dataclasses.replace(folder, text=folder.text_of_validation or known.get(folder.unigram_loss))
-            for folder in folders]  # fmt: skip
+    told = [folder.text_of_validation for folder in folders]
+    known = {folder.unigram_loss: text for folder, text in zip(folders, told, strict=True) if text}
+    return [dataclasses.replace(folder, text=text or known.get(folder.unigram_loss))
+            for folder, text in zip(folders, told, strict=True)]  # fmt: skip
 
 
 def _as_one_tokenizer(folders: Sequence[RunFolder]) -> list[RunFolder]:
