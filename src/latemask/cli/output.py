@@ -8,15 +8,13 @@ from latemask.errors import Refusal
 from latemask.hf.source import Source
 from latemask.report.owners import FINETUNED
 from latemask.training import checkpoint
-from latemask.writing import check_file
 
 
 def output(source: Source, out: str | None, kind: str) -> Path:
     """Where a study's JSON goes: ``out``, or ``<kind>.json`` in the run's folder (``<kind>-step-<n>.json`` where a step
-    was asked for). Raises ``Refusal`` where that can be no file, or nothing is given and the model is no run; of a
-    model fine-tuned from one it says where the report would find the file."""
+    was asked for). Raises ``Refusal`` where nothing is given and the model is no run; of a model fine-tuned from one it
+    says where the report would find the file."""
     if out is not None:
-        check_file(Path(out))
         return Path(out)
     if source.step is None:
         found = f"nothing for {source.name}, which is no {'run' if Path(source.name).exists() else 'folder here'}"
