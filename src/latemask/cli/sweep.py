@@ -22,7 +22,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from tyro.conf import UseAppendAction
 
 from latemask import console
-from latemask.cli.options import FROM_DATA, parse_recipe
+from latemask.cli.options import FROM_DATA, MOST_NAMED, parse_recipe
 from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run, replace
 from latemask.errors import Refusal, unreadable
@@ -32,8 +32,6 @@ from latemask.workers import PREEMPTED
 from latemask.writing import alone_at, check_folder, make_folder, write_json, write_whole
 
 MOST_RUNS = 1000
-MOST_NAMED = 3
-"""Recipes that a refusal names."""
 
 
 @dataclass(frozen=True)
