@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from latemask.errors import Refusal
+from latemask.hf.places import of_no_run
 from latemask.hf.source import Source
 from latemask.report.owners import FINETUNED
 from latemask.training import checkpoint
@@ -17,7 +18,7 @@ def output(source: Source, out: str | None, kind: str) -> Path:
     if out is not None:
         return Path(out)
     if source.step is None:
-        found = f"nothing for {source.name}, which is no {'run' if Path(source.name).exists() else 'folder here'}"
+        found = f"nothing, and at {source.name} {of_no_run(source.name)}"
         raise Refusal("--out", found, "a file name", _advice(Path(source.name), kind))
     asked_for_step = checkpoint.step_number(Path(source.name)) is not None
     return source.step.parent / (f"{kind}-{source.step.name}.json" if asked_for_step else f"{kind}.json")
