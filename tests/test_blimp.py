@@ -214,7 +214,8 @@ def test_the_command_scores_runs_and_hugging_face_models(tmp_path, capsys):
     write_lines(tmp_path / "pairs.jsonl", [*pairs, {"sentence_good": "alone"}])
     for model in (str(run_of(tmp_path)), str(roberta(tmp_path / "roberta"))):
         out = tmp_path / "out.json"
-        found = evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "pairs.jsonl"), out=str(out)))
+        options = EvaluateOptions(model, "blimp", str(tmp_path / "pairs.jsonl"), out=str(out), overwrite=True)
+        found = evaluate(options)
         assert found["paradigms"]["tied"] == {"field": "f", "accuracy": 0.0, "pairs": 1, "ties": 1}
         assert found["ties"] == 1
         assert json.loads(out.read_text()) == found
@@ -222,12 +223,12 @@ def test_the_command_scores_runs_and_hugging_face_models(tmp_path, capsys):
         assert "ties (wrong)" in said.out
         assert "pairs.jsonl: 1 rows left out" in said.err
         assert found["subset"] == {}
-        part = evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "pairs.jsonl"), out=str(out), first=1))
+        part = evaluate(dataclasses.replace(options, first=1))
         assert (part["pairs"], part["subset"]) == (1, {"pairs": "the first 1 of each file"})
         assert "Subset, not to be set beside published numbers" in capsys.readouterr().out
     write_lines(tmp_path / "long.jsonl", [*pairs, {"sentence_good": "a", "sentence_bad": "a " * 60}])
     with pytest.raises(Refusal, match=r"long.jsonl:3: found \d+ tokens from 'a a"):
-        evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "long.jsonl"), out=str(out)))
+        evaluate(dataclasses.replace(options, data=str(tmp_path / "long.jsonl")))
 
 
 def test_results_of_other_data_or_options_are_other_files(tmp_path, monkeypatch):
@@ -287,7 +288,7 @@ def test_an_option_of_a_suite_has_a_reader_and_every_other_is_read_by_all():
     """A new option has to be put with those that read it."""
     of_suites = {name for names in OF_SUITES.values() for name in names}
     assert {field.name for field in dataclasses.fields(EvaluateOptions)} - of_suites == {
-        "model", "suite", "data", "out"}  # fmt: skip
+        "model", "suite", "data", "out", "overwrite"}  # fmt: skip
 
 
 def test_an_out_that_lies_in_a_file_is_refused_before_anything_is_run(tmp_path):
@@ -342,7 +343,7 @@ def test_a_masked_loss_says_which_text_was_scored_wherever_it_lies_and_however_m
 
     def scored(text, **changes):
         options = EvaluateOptions(model, "masked-loss", str(text), out=str(tmp_path / "x.json"), rows=10, row_tokens=48)
-        return evaluate(dataclasses.replace(options, **changes))["fingerprint"]
+        return evaluate(dataclasses.replace(options, overwrite=True, **changes))["fingerprint"]
 
     first = scored(one)
     assert re.fullmatch(r"[0-9a-f]{16}", first)
@@ -356,7 +357,7 @@ def test_a_hugging_face_model_is_asked_for_the_same_masks(tmp_path):
     found = []
     for model in (str(tmp_path / "runs" / "mae_lm"), str(roberta(tmp_path / "roberta"))):
         options = EvaluateOptions(model, "masked-loss", str(text), out=str(tmp_path / "x.json"), rows=10, row_tokens=48)
-        found.append(evaluate(options))
+        found.append(evaluate(dataclasses.replace(options, overwrite=True)))
     assert found[0]["masked_tokens"] == found[1]["masked_tokens"]
     assert found[0]["fingerprint"] == found[1]["fingerprint"]
     theirs = load_masked_model(tmp_path / "roberta")
@@ -387,9 +388,7 @@ def test_similarity_and_saved_models(tmp_path, capsys):
         out = tmp_path / kind
         [row] = finetune(FinetuneOptions(model, kind=kind, out=str(out), **shared))
         [saved] = out.glob("*.model")
-        again = evaluate(
-            EvaluateOptions(str(saved), "finetuned", str(tmp_path), dev="pairs.jsonl", out=str(tmp_path / "y.json"))
-        )
+        again = evaluate(EvaluateOptions(str(saved), "finetuned", str(tmp_path), dev="pairs.jsonl", out=f"{out}.json"))
         assert again["scores"]["dev"] == pytest.approx(row["scores"]["dev"])
         assert again["subset"] == row["subset"] == {}
     [row] = finetune(FinetuneOptions(model, out=str(tmp_path / "some"), train_rows=2, **shared))
@@ -397,7 +396,7 @@ def test_similarity_and_saved_models(tmp_path, capsys):
     capsys.readouterr()
     [saved] = (tmp_path / "some").glob("*.model")
     again = evaluate(
-        EvaluateOptions(str(saved), "finetuned", str(tmp_path), dev="pairs.jsonl", out=str(tmp_path / "y.json"))
+        EvaluateOptions(str(saved), "finetuned", str(tmp_path), dev="pairs.jsonl", out=str(tmp_path / "some.json"))
     )
     assert again["subset"] == {"train": "2 of 3"}  # what it was trained on goes with it
     assert "Subset, not to be set beside published numbers: train 2 of 3" in capsys.readouterr().out

@@ -237,7 +237,6 @@ def test_a_broken_rule_is_a_refusal_that_names_the_field(arguments, where):
     (["--shape.norm", "middle"], ["--shape.norm", "middle", "post", "pre"]),
     (["--masking.filler", ".8", ".2"], ["--masking.filler", "3 values"]),
     (["--shape.vocabulary", "9"], ["--shape.vocabulary"]),
-    (["--decoder.depth", "2"], ["--decoder.depth"]),
 ])  # fmt: skip
 def test_unknown_and_ill_typed_flags_are_named_with_what_is_close(arguments, said, capsys):
     with pytest.raises(SystemExit) as stopped:
@@ -245,6 +244,19 @@ def test_unknown_and_ill_typed_flags_are_named_with_what_is_close(arguments, sai
     assert stopped.value.code == 2
     message = " ".join(capsys.readouterr().err.split())
     assert all(word in message for word in said), message
+
+
+@pytest.mark.parametrize("flag", ["--decoder.depth", "--decoder.depth=2", "--decoder.dept"])
+def test_a_flag_of_a_part_that_the_recipe_has_not_names_the_recipes_with_one(flag, tmp_path):
+    write_run(tmp_path, small("gradual"), byte_level())
+    for arguments, name in ((["cost", "mlm_tiny"], "mlm_tiny"),
+                            (["pretrain", "--resume", str(tmp_path)], "gradual_tiny")):  # fmt: skip
+        with pytest.raises(Refusal) as refused:
+            command_line.dispatch([*arguments, flag, "2"])
+        assert str(refused.value).startswith(f"{flag.removesuffix('=2')}: found {name}, which has no decoder; wanted ")
+        named = refused.value.wanted.removeprefix("a recipe with one, such as ").split(", ")
+        assert named
+        assert all(one.endswith("_tiny") and recipe(one).decoder for one in named)
 
 
 def test_help_of_a_recipe_shows_its_numbers_and_the_docstrings(capsys):

@@ -420,7 +420,13 @@ def test_results_of_an_export_in_a_run_s_folder_are_that_run_s(tmp_path, monkeyp
     assert output_folder("", str(run / "export")) == run / "downstream"
     assert output_folder("", str(tmp_path / "out" / "export")).as_posix() == "runs/export/downstream"
     monkeypatch.chdir(run)
-    assert output_folder("", "export") == run / "downstream"
+    (run / "linked").symlink_to(run / "step-0000003")
+    for model, folder in (("export", "downstream"), ("../x/export", "../x/downstream"), ("linked", f"{run}/downstream"),
+                          ("step-0000003", "downstream"), (".", "downstream")):  # fmt: skip
+        assert output_folder("", model).as_posix() == folder, "as the model was given"
+    monkeypatch.chdir(run / "export")
+    assert output_folder("", ".").as_posix() == "../downstream"
+    monkeypatch.chdir(run)
     assert output_folder("", "some/name-of-the-hub").as_posix() == "runs/name-of-the-hub/downstream"
 
 

@@ -29,6 +29,7 @@ from latemask.out_of_memory import is_out_of_memory, lower, out_of_memory_is_ref
 from latemask.text import tokenizer
 from latemask.text.prepare import prepare
 from latemask.training import parts
+from latemask.training.micro import rows_are_to_fit
 from samples import small
 from trained import TEXT, byte_level, verified_here, write_run
 from training_support import tiny_run, wait_until, write_store
@@ -167,7 +168,10 @@ STUDY = ["run", "--data", "data", "--tokens", "200", "--out", "out/found.json"]
     (["export", "run", "--out", "out"], Encoder, "forward", HIDE),
     (["doctor"], Pretrainer, "forward", HIDE),
     (["demo", "--out", "out"], demo, "prepared", HIDE),
-    (["pretrain", "mlm_tiny", *PRETRAIN], Pretrainer, "forward", "set --training.micro-rows 2: the batch and"),
+    (["pretrain", "mlm_tiny", *PRETRAIN], Pretrainer, "forward",
+     "set --training.micro-rows 2 --resume-if-present: the batch and"),
+    (["pretrain", "mlm_tiny", *PRETRAIN, "--overwrite"], Pretrainer, "forward",
+     "set --training.micro-rows 2: the batch and"),
     (["pretrain", "mlm_tiny", *PRETRAIN], parts, "make_optimizer", "choose a smaller recipe"),
     (["sweep", "mlm_tiny", "--vary", "training.seed=0,1", *PRETRAIN], Pretrainer, "forward",
      "set --training.micro-rows 2: the batch and"),
@@ -183,6 +187,28 @@ def test_a_command_says_where_and_which_of_its_flags_to_lower(
     assert f"; wanted what fits. Free memory there, or {said}" in line
     left = {path.name for kind in ("*.claim*", ".*.partial", "*.json") for path in (tmp_path / "out").glob(kind)}
     assert left <= {"sweep.json"}
+
+
+@pytest.mark.parametrize("given", [[], ["--overwrite"], ["--resume-if-present"]])
+def test_the_same_command_with_the_flags_that_are_advised_trains(given, latemask, monkeypatch, tmp_path):
+    """Step 0 is saved before the first pass that is trained on."""
+    command = ["pretrain", "mlm_tiny", *PRETRAIN, *given]
+    with pytest.MonkeyPatch.context() as patch:
+        breaks(patch, torch.Tensor, "backward", ON_CARD)
+        status, line = latemask(*command)
+    assert status == 2
+    assert [path.name for path in (tmp_path / "out").glob("step-*")] == ["step-0000000"]
+    _, rows, *flags = re.search(r", or set ([^:]*):", line)[1].split()
+    command[command.index("--training.micro-rows") + 1] = rows
+    assert latemask(*command, *flags)[0] == 0
+
+
+def test_what_makes_another_run_of_one_row_is_told_to_take_the_place_of_what_is_saved():
+    with (
+        pytest.raises(Refusal, match=r"or lower --shape\.row-tokens, with --overwrite$"),
+        rows_are_to_fit(1, saved=True),
+    ):
+        raise ON_CARD
 
 
 def test_of_the_host_too(latemask, monkeypatch):

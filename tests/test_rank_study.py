@@ -14,6 +14,7 @@ import transformers
 
 from latemask import recipes
 from latemask.batch import Batch
+from latemask.cli.output import output
 from latemask.cli.rank import RankOptions, run_rank
 from latemask.config import Decoder, Masking, Run, Shape
 from latemask.downstream.finetune import Model
@@ -24,6 +25,8 @@ from latemask.errors import Refusal
 from latemask.feed.masking import lay_out
 from latemask.hf.exporting import export
 from latemask.hf.loading import load_encoder, load_masked_model
+from latemask.hf.places import of_no_run
+from latemask.hf.source import Source
 from latemask.joins import Join, late
 from latemask.model.pretrainer import Pretrainer
 from latemask.report import plots
@@ -330,8 +333,11 @@ def test_bad_samples_are_refused_by_name(where, change):
 
 def test_results_of_what_is_no_run_need_a_place(folder):
     out = save_stock("bert", folder)
-    with pytest.raises(Refusal, match="--out"):
-        run_rank(RankOptions(str(out), str(folder / "text.txt")))
+    for model, found in ((str(out), "a Hugging Face model"), ("bert-of-the-hub", "no such folder")):
+        with pytest.raises(Refusal) as refused:
+            output(Source.of(model), None, "rank")
+        assert (refused.value.where, refused.value.found) == ("--out", f"nothing, and at {model} {found}")
+        assert of_no_run(model) == found
     with pytest.raises(Refusal, match="--out"):
         run_rank(RankOptions(str(out), str(folder / "text.txt"), out=str(folder)))
     with pytest.raises(Refusal, match="--tau"):

@@ -413,6 +413,19 @@ def test_refusals(tmp_path, capsys):
         read_folders([tmp_path / "other.json"])
 
 
+def test_what_is_left_out_is_named_as_it_was_given(tmp_path, monkeypatch, capsys):
+    write_journal(tmp_path / "runs" / "a")
+    (tmp_path / "runs" / "a" / "rank.json").write_text("{")
+    (tmp_path / "runs" / "sweep.json").write_text("{")
+    (tmp_path / "other.json").write_text("[1]")
+    for here, places in ((tmp_path, ("runs", "other.json")), (tmp_path / "runs" / "a", (".", "../../other.json"))):
+        monkeypatch.chdir(here)
+        read_folders(places)
+        said = capsys.readouterr().err
+        assert said.count("left out: ") == 3
+        assert str(tmp_path) not in said
+
+
 def test_a_report_beside_its_runs_is_the_same_again_where_a_pattern_names_it_too(tmp_path):
     write_journal(tmp_path / "a", "mlm_tiny")
     write_journal(tmp_path / "b", "mae_lm_tiny")

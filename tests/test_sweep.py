@@ -167,13 +167,33 @@ def test_other_settings_data_or_fields_in_the_same_folder_are_refused(swept, dat
         sweep(tiny_run("delta", steps=3), DELTAS, data, swept)
     with pytest.raises(Refusal, match="other data"):
         sweep(tiny_run("delta", steps=2), DELTAS, write_store(tmp_path / "store", train_rows=20), swept)
-    with pytest.raises(Refusal, match=r"over masking\.delta"):
+    with pytest.raises(
+        Refusal, match=r"found the run masking\.delta=0; wanted only runs of a sweep over training\.seed"
+    ):
         sweep(tiny_run("delta", steps=2), ["training.seed=5,6"], data, swept)
+    with pytest.raises(
+        Refusal, match=r"masking\.delta=0: found a run with training\.steps 2; wanted training\.steps 3"
+    ):
+        sweep(tiny_run("delta", steps=3), ["masking.delta=.9"], data, swept)
+    with pytest.raises(Refusal, match="other data"):
+        sweep(tiny_run("delta", steps=2), ["masking.delta=.9"], write_store(tmp_path / "more", train_rows=20), swept)
     begun = tmp_path / "begun"
     pretrain(replace(tiny_run("delta", steps=2), {"masking.delta": 0.5}), data, begun / NAMES[1])
     with pytest.raises(Refusal, match=r"learning_rate 0\.01; wanted training\.learning_rate 0\.5"):
         sweep(tiny_run("delta", steps=2, learning_rate=0.5), DELTAS, data, begun)
     assert folders_of(begun) == [NAMES[1]]
+
+
+def test_a_folder_of_other_runs_is_refused_before_anything_is_written(data, tmp_path):
+    """What the table would show as a point of the sweep: a run of any name in it, and the folder that is a run."""
+    out, run = tmp_path / "runs", tiny_run("delta", steps=2)
+    pretrain(run, data, out / "mine")
+    before = sorted(tmp_path.rglob("*"))
+    for folder, found in ((out, "the run mine"), (out / "mine", "a run itself")):
+        with pytest.raises(Refusal) as refused:
+            sweep(run, DELTAS, data, folder)
+        assert (refused.value.where, refused.value.found) == (str(folder), found)
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_sweep_that_did_not_fit_its_card_goes_on_in_fewer_rows_at_once(swept, data, tmp_path, capsys):

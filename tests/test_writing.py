@@ -239,5 +239,23 @@ def test_what_stands_where_a_folder_is_to_be_is_named(tmp_path):
     check_folder(tmp_path / "new" / "below")
 
 
+def test_places_are_named_as_they_were_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    Path("full").mkdir()
+    Path("full/thing").touch()
+    for check, out in ((check_file, "file/x.json"), (check_folder, "file/below")):
+        with pytest.raises(Refusal) as refused:
+            check(Path(out))
+        assert refused.value.found == "file, a file"
+    for place in ("full", "./full/../full"):
+        with pytest.raises(Refusal) as refused:
+            check_free(Path(place), False, "mark")
+        assert refused.value.where == str(Path(place))
+    with written_aside(Path("new")), pytest.raises(Refusal, match=r"^new: found another process"), \
+         written_aside(Path("new")):  # fmt: skip
+        pass
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]].__wrapped__(Path(sys.argv[2]))

@@ -24,6 +24,7 @@ from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 from latemask.goals import Size, Timed, goals_of, show
 from latemask.machine import machine_of
+from latemask.measurement import refuse_another
 from latemask.out_of_memory import is_out_of_memory
 from latemask.recipes import recipe
 from latemask.writing import check_file, write_json
@@ -64,6 +65,8 @@ class BenchOptions:
     """Timed steps of an entry in each round."""
     out: str | None = None
     """JSON file for everything measured; None: only the table."""
+    overwrite: bool = False
+    """Replace the result of another measurement that is there."""
 
     def __post_init__(self) -> None:
         some = (("rounds", self.rounds), ("steps", self.steps), ("rows", self.rows))
@@ -139,7 +142,7 @@ def _refuse_unknown(options: BenchOptions) -> None:
 
 def run_bench(options: BenchOptions) -> None:
     """Print the tables of ``latemask bench``. Raises ``Refusal`` for unknown entries, before anything runs for an
-    ``out`` that can be no file, and where no entry fits the device."""
+    ``out`` that can be no file or holds the result of another measurement, and where no entry fits the device."""
     if options.out is not None:
         check_file(Path(options.out))
     _refuse_unknown(options)
@@ -151,6 +154,10 @@ def run_bench(options: BenchOptions) -> None:
     on_gpu = device.type == "cuda"
     size: Size = options.size if options.size != "auto" else "base" if on_gpu else "tiny"
     machine = machine_of(device)
+    flags = {name: getattr(options, name) for name in ("only", "against", "rows", "peer_rows", "rounds", "steps")}
+    measured = {"kind": "bench", "size": size, **machine, "options": flags}
+    if options.out is not None:
+        refuse_another(Path(options.out), measured, options.overwrite)
     steppers = []
     entries = entries_of(size, options, compiles=on_gpu, has_float8=is_possible(device))
     for number, entry in enumerate(entries, 1):
@@ -176,7 +183,7 @@ def run_bench(options: BenchOptions) -> None:
     peak = card.peak if (card := card_of_device(machine["card"])) else None
     found = {stepper.entry.name: stepper.result(peak) for stepper in steppers}
     goals = goals_of(size, found)
-    kept = {"size": size, "row_tokens": recipe(f"mlm_{size}").shape.row_tokens, **machine,
+    kept = {**measured, "row_tokens": recipe(f"mlm_{size}").shape.row_tokens,
             "entries": [dataclasses.asdict(timed) for timed in found.values()],
             "goals": [dataclasses.asdict(goal) for goal in goals]}  # fmt: skip
     if options.out is not None:

@@ -54,6 +54,13 @@ def write_whole(path: Path, content: str | bytes) -> Path:
     return path
 
 
+def folder_of(path: Path) -> Path:
+    """The folder that ``path`` lies in, a link where it leads to, in the words that ``path`` was given in."""
+    if path.is_symlink():
+        return path.resolve().parent
+    return path / ".." if path.name in ("", "..") else path.parent
+
+
 def make_folder(folder: Path) -> None:
     """Make ``folder`` and those it lies in, where they are missing. Raises ``Refusal`` where they cannot be."""
     try:
@@ -86,7 +93,7 @@ def check_file(out: Path, flag: str = "--out") -> None:
     if out.exists() and not out.is_file():
         kind = "the folder" if out.is_dir() else "the device or pipe"
         raise Refusal(flag, f"{kind} {out}", "the name of a .json file")
-    above = next(folder for folder in out.absolute().parents if folder.exists())
+    above = next(folder for folder in out.parents if folder.exists())
     if not above.is_dir():
         raise Refusal(flag, f"{above}, a file", "a folder to write into")
     try:
@@ -98,29 +105,29 @@ def check_file(out: Path, flag: str = "--out") -> None:
 
 def check_folder(out: Path) -> None:
     """Raise ``Refusal`` where no folder can be at ``out``: a file is there, or above it."""
-    there = next(path for path in (out.absolute(), *out.absolute().parents) if os.path.lexists(path))
+    there = next(path for path in (out, *out.parents) if os.path.lexists(path))
     if not there.is_dir():
         found = "a file" if there.exists() else "a link to nothing"
-        raise Refusal(out, found if there == out.absolute() else f"{there}, {found}", "a folder to write into")
+        raise Refusal(out, found if there == out else f"{there}, {found}", "a folder to write into")
 
 
 def check_free(out: Path, overwrite: bool, mark: str, line: str = "") -> None:
     """Remove what a killed process left aside, and raise ``Refusal`` where ``out`` may not be written: another process
     is at it, or something is there, and it is not a folder that ``overwrite`` gives up: one with the file ``mark``, in
     which ``line`` stands where one is given."""
-    out = Path(os.path.realpath(out))
-    if out.parent.is_dir():
-        with _locked(out):
-            _clear(out)
-    if not out.exists():
+    place = Path(os.path.realpath(out))
+    if place.parent.is_dir():
+        with _locked(place, out):
+            _clear(place)
+    if not place.exists():
         return
-    if os.path.ismount(out):
+    if os.path.ismount(place):
         raise Refusal(out, "a mounted disk itself", "a folder on it")
-    if out.is_dir() and not any(out.iterdir()):
+    if place.is_dir() and not any(place.iterdir()):
         return
     if not overwrite:
         raise Refusal(out, "something already there", "a new or empty folder", "Take another --out, or --overwrite")
-    if not _is_marked(out / mark, line):
+    if not _is_marked(place / mark, line):
         missing = f"no {mark} with the line {line!r}" if line else f"no {mark}"
         raise Refusal(out, f"other things ({missing})", "a folder that may be overwritten")
 
@@ -136,9 +143,9 @@ def written_aside(out: Path) -> Iterator[Path]:
 
     Raises ``Refusal`` where another process is writing ``out``, or the disk is full, read-only or broken.
     """
-    out = Path(os.path.realpath(out))
+    given, out = out, Path(os.path.realpath(out))
     make_folder(out.parent)
-    with disk_errors_are_refused(out), _locked(out):
+    with disk_errors_are_refused(given), _locked(out, given):
         _clear(out)
         aside = _partial(out)
         try:
@@ -220,8 +227,8 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _locked(folder: Path) -> AbstractContextManager[None]:
-    return alone_at(folder, folder.with_name(f".{folder.name}.lock"), "writing it")
+def _locked(folder: Path, called: Path) -> AbstractContextManager[None]:
+    return alone_at(called, folder.with_name(f".{folder.name}.lock"), "writing it")
 
 
 def _partial(path: Path) -> Path:

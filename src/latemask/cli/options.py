@@ -18,13 +18,15 @@ from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, Pri
 from latemask.config import Run, replace
 from latemask.errors import Refusal
 from latemask.fields import Spelled
-from latemask.recipes import recipe
+from latemask.recipes import of_the_size, recipe
 
 T = TypeVar("T")
 
 PARTS = ("shape", "decoder", "masking", "training")
 FROM_DATA: tuple[str, ...] = ("specials", "vocabulary")
 """Fields that the data's tokenizer sets."""
+MOST_NAMED = 3
+"""Recipes that a refusal names."""
 SEVERAL = {
     "--vary": "Each field that varies has a --vary of its own: --vary A=1,2 --vary B=3,4",
     "one MODEL": "One command for each model; `latemask report A B` puts several runs side by side",
@@ -65,8 +67,9 @@ def parse(kind: type[T], arguments: Sequence[str], *, prog: str, positional: Seq
 def parse_run(
     kind: type[T], run: Run, arguments: Sequence[str], *, prog: str, takes: str = "flags alone"
 ) -> tuple[T, Run]:
-    """``kind`` as in ``parse``, and ``run`` with its dotted fields changed. Raises ``Refusal`` where a rule breaks, and
-    for what is no flag, saying what the command ``takes``."""
+    """``kind`` as in ``parse``, and ``run`` with its dotted fields changed. Raises ``Refusal`` where a rule breaks, for
+    a flag of a part that the run has not, and for what is no flag, saying what the command ``takes``."""
+    _refuse_missing_parts(run, arguments)
     from_data: dict[str, tuple[Any, ...]] = dict.fromkeys(FROM_DATA, (Suppress,))
     parts = {name: _read_from(part, _without_rules(type(part), from_data))
              for name in PARTS if (part := getattr(run, name)) is not None}  # fmt: skip
@@ -80,6 +83,17 @@ def parse_run(
         if (given := getattr(getattr(options, name), field.name)) != getattr(part, field.name)
     }
     return _read_from(options, kind), replace(run, changes)
+
+
+def _refuse_missing_parts(run: Run, arguments: Sequence[str]) -> None:
+    """Raise ``Refusal`` for the first flag of a part that the run has not, naming some recipes of its size with one."""
+    for part in (name for name in PARTS if getattr(run, name) is None):
+        flags = [argument.partition("=")[0] for argument in arguments if argument.startswith(f"--{part}.")]
+        if flags:
+            having = [name for name in of_the_size(run.recipe) if getattr(recipe(name), part) is not None]
+            such = f", such as {', '.join(having[:MOST_NAMED])}" if having else ""
+            raise Refusal(flags[0], f"{run.recipe}, which has no {part}", f"a recipe with one{such}",
+                          "`latemask recipes` lists all")  # fmt: skip
 
 
 def parse_recipe(

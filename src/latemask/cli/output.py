@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from latemask.errors import Refusal
+from latemask.hf.places import of_no_run
 from latemask.hf.source import Source
 from latemask.report.owners import FINETUNED
 from latemask.training import checkpoint
-from latemask.writing import check_file
 
 
 def output(source: Source, out: str | None, kind: str) -> Path:
     """Where a study's JSON goes: ``out``, or ``<kind>.json`` in the run's folder (``<kind>-step-<n>.json`` where a step
-    was asked for). Raises ``Refusal`` where that can be no file, or nothing is given and the model is no run; of a
-    model fine-tuned from one it says where the report would find the file."""
+    was asked for). Raises ``Refusal`` where nothing is given and the model is no run; of a model fine-tuned from one it
+    says where the report would find the file."""
     if out is not None:
-        check_file(Path(out))
         return Path(out)
     if source.step is None:
-        found = f"nothing for {source.name}, which is no {'run' if Path(source.name).exists() else 'folder here'}"
+        found = f"nothing, and at {source.name} {of_no_run(source.name)}"
         raise Refusal("--out", found, "a file name", _advice(Path(source.name), kind))
     asked_for_step = checkpoint.step_number(Path(source.name)) is not None
     return source.step.parent / (f"{kind}-{source.step.name}.json" if asked_for_step else f"{kind}.json")

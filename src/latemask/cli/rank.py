@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from latemask.cli.output import output
 from latemask.console import say
+from latemask.measurement import refuse_another
 from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.study.energy import check_tau
 from latemask.study.sample import Sample
@@ -22,13 +23,17 @@ class RankOptions(Sample):
     out: str | None = None
     """JSON file; the figures lie beside it. By default rank.json in the run's folder. Of a model fine-tuned from a
     run name one there, such as runs/x/rank-TASK.json: the report puts it beside the run's own."""
+    overwrite: bool = False
+    """Replace the result of another measurement that is there."""
 
 
 def run_rank(options: RankOptions) -> None:
-    """Raises ``Refusal`` for a model or data that cannot be read, or where the result's place is not given."""
+    """Raises ``Refusal`` for a model or data that cannot be read, or where the result's place is not given or
+    holds the result of another measurement."""
     check_tau(options.tau)
     options.check()
     out = output(options.source, options.out, "rank")
+    refuse_another(out, {"kind": "rank", "tau": options.tau, **options.asked}, options.overwrite)
     from latemask.report import plots
     from latemask.study.rank_study import rank_study, show
 

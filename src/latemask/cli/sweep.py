@@ -22,7 +22,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from tyro.conf import UseAppendAction
 
 from latemask import console
-from latemask.cli.options import FROM_DATA, parse_recipe
+from latemask.cli.options import FROM_DATA, MOST_NAMED, parse_recipe
 from latemask.cli.preempted import exit_on_sigterm
 from latemask.config import Run, replace
 from latemask.errors import Refusal, unreadable
@@ -32,8 +32,6 @@ from latemask.workers import PREEMPTED
 from latemask.writing import alone_at, check_folder, make_folder, write_json, write_whole
 
 MOST_RUNS = 1000
-MOST_NAMED = 3
-"""Recipes that a refusal names."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
     found = points(fitted, values)
     text = [store.tokenizer_fingerprint, len(store.train.tokens), len(store.valid.tokens)]
     check_folder(out)
-    _check(out, found, text)
+    _check(out, fitted, values, found, text)
     _note_down(out, run.recipe, values)
     console.say(f"{len(found)} runs of {run.recipe} in {out}")
     for number, point in enumerate(found, 1):
@@ -211,30 +209,43 @@ def _text(value: Any) -> str:
     return re.sub(r"[^\w.+-]", "-", shown if isinstance(value, Spelled) else shown.lower())
 
 
-def _check(out: Path, found: Sequence[Point], text: list[Any]) -> None:
-    """Raise ``Refusal`` where ``out`` holds a point of other settings or on other data: one sweep, one set of both, but
-    for what makes a run fit its card."""
-    from latemask.downstream.claims import is_done
+def _check(out: Path, run: Run, values: dict[str, list[Any]], found: Sequence[Point], text: list[Any]) -> None:
+    """Raise ``Refusal`` where ``out`` holds a run that is no point of this sweep, one of ``found`` or of other values:
+    one sweep, one set of other settings, but for what makes a run fit its card, and the same data."""
     from latemask.training import checkpoint
     from latemask.training.resuming import FITTING, differences, told
 
-    for point in found:
-        file, folder = out / f"{point.name}.json", out / point.name
-        if is_done(out, point.name):
+    do, planned = "Take another --out", {point.name: point.run for point in found}
+    if _holds_run(out):
+        raise Refusal(out, "a run itself", "a new folder, or one of this sweep", do)
+    inside = [folder.name for folder in sorted(out.iterdir()) if _holds_run(folder)] if out.is_dir() else []
+    for name in dict.fromkeys([*planned, *inside]):
+        if [part.partition("=")[0] for part in name.split(",")] != list(values):
+            raise Refusal(out, f"the run {name}", f"only runs of a sweep over {', '.join(values)}", do)
+        file, folder = out / f"{name}.json", out / name
+        if file.is_file():
             try:
-                held = json.loads(file.read_text(encoding="utf-8"))
-                done, on = held["run"], held["data"]
+                content = json.loads(file.read_text(encoding="utf-8"))
+                done, on = content["run"], content["data"]
             except (OSError, ValueError, RecursionError, KeyError, TypeError) as error:
                 raise Refusal(file, unreadable(error), "a sweep's result") from None
             if on != text:
-                raise Refusal(folder, "a run on other data", "the data of the sweep", "Take another --out")
-            run = typed(Run, done, str(file))
-        elif (run := checkpoint.last_run(folder)) is None:
+                raise Refusal(folder, "a run on other data", "the data of the sweep", do)
+            held = typed(Run, done, str(file))
+        elif (held := checkpoint.last_run(folder)) is None:
             continue
-        differing = differences(*(json.loads(each.to_json()) for each in (run, point.run)))
-        if other := [one for one in differing if one[0] not in FITTING]:
-            wanted, held = told(other)
-            raise Refusal(folder, f"a run with {held}", wanted, "Give the same flags, or another --out")
+        differing = differences(*(json.loads(each.to_json()) for each in (held, planned.get(name, run))))
+        free = FITTING if name in planned else (*FITTING, *values)
+        if other := [one for one in differing if one[0] not in free]:
+            wanted, was = told(other)
+            raise Refusal(folder, f"a run with {was}", wanted, "Give the same flags, or another --out")
+
+
+def _holds_run(folder: Path) -> bool:
+    from latemask.report.folders import JOURNAL
+    from latemask.training import checkpoint
+
+    return bool(checkpoint.steps(folder)) or (folder / JOURNAL).is_file()
 
 
 def _note_down(out: Path, name: str, values: dict[str, list[Any]]) -> None:

@@ -19,6 +19,7 @@ from latemask.downstream.tasks import GLUE, Task, own_task
 from latemask.errors import Refusal
 from latemask.hf.places import refuse_no_place
 from latemask.hf.source import Source
+from latemask.measurement import refuse_another
 from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.text.files import find
 from latemask.text.store import SUMMARY
@@ -35,6 +36,8 @@ BYTES_A_TOKEN = 1 << 18
 MASKED_LOSS_TOKENS = 16_384
 """Of the masked loss on a GPU, whose rows may be masked for the most part: each mask has logits."""
 OTHER_BATCH_TOKENS = 4_096
+HOW = ("out", "overwrite", "batch_tokens")
+"""Options that do not change what is measured."""
 
 
 def run_evaluate(options: EvaluateOptions) -> None:
@@ -43,8 +46,9 @@ def run_evaluate(options: EvaluateOptions) -> None:
 
 
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
-    """Evaluate, print, write the JSON, and return what it holds. Raises ``Refusal`` for unusable models or data
-    and, before anything is run, for counts below 1 and an ``out`` that is a folder or lies in a file."""
+    """Evaluate, print, write the JSON, and return what it holds. Raises ``Refusal`` for unusable models or data and,
+    before anything is run, for counts below 1 and an ``out`` that is a folder, lies in a file or holds the result of
+    another measurement."""
     _check(options)
     suites = {"blimp": _blimp, "masked-loss": _masked_loss, "similarity": _similarity, "finetuned": _finetuned}
     found = suites[options.suite](options)
@@ -60,7 +64,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         "card": card_name(_device()),
         "versions": versions(),
     }  # fmt: skip
-    out = Path(options.out) if options.out else output_folder("", options.model) / f"{_file_name(options, found)}.json"
+    out = _place(options, found["model"].get("step"))
     write_json(out, result)
     console.say(f"Written: {out}")
     return result
@@ -81,33 +85,47 @@ def _check(options: EvaluateOptions) -> None:
         raise Refusal("--data", options.data, "a folder or file that is there")
 
 
-def _file_name(options: EvaluateOptions, found: dict[str, Any]) -> str:
-    step = found["model"].get("step")
+def _place(options: EvaluateOptions, step: int | None) -> Path:
+    """Where the result goes; of a run's model, of this step."""
+    if options.out:
+        return Path(options.out)
     tuned = Path(options.model).resolve().name.removesuffix(".model") if options.suite == "finetuned" else ""
     words = [options.suite, tuned, "whole-words" if options.whole_words else "", "" if step is None else f"step-{step}"]
-    return "-".join(word for word in [*words, _question(options, step is not None)] if word)
+    name = "-".join(word for word in [*words, _question(options, step is not None)] if word)
+    return output_folder("", options.model) / f"{name}.json"
 
 
 def _question(options: EvaluateOptions, is_run: bool) -> str:
     """A hash of what was asked, and of which model where its folder may be another's too (only a run's is its own): of
     other data, or otherwise, is another result and another file."""
-    asked = dataclasses.asdict(options)
-    for how in ("out", "batch_tokens", *(("model",) if is_run else ())):
-        del asked[how]
+    asked = _asked(options, is_run)
     for name in ("data", "model"):
         if name in asked and os.path.exists(asked[name]):
             asked[name] = os.path.realpath(asked[name])
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
 
 
-def _facts(model: str, fills_masks: bool = False) -> tuple[Source, dict[str, Any]]:
-    source = Source.of(model)
+def _asked(options: EvaluateOptions, is_run: bool) -> dict[str, Any]:
+    """What the result depends on of the options; a run's model is known by its run and step."""
+    left_out = (*HOW, "model") if is_run else HOW
+    return {name: value for name, value in dataclasses.asdict(options).items() if name not in left_out}
+
+
+def _facts(options: EvaluateOptions, fills_masks: bool = False) -> tuple[Source, dict[str, Any]]:
+    """The model, and what the result says of it. Raises ``Refusal`` as ``_refuse_another``."""
+    source = Source.of(options.model)
     if fills_masks and (run := source.run) is not None:
         refuse_rewriting(run)
-    facts: dict[str, Any] = {"folder": model}
-    if source.step is not None:
-        facts |= checkpoint.origin(source.step)
-    return source, facts
+    origin = {} if source.step is None else checkpoint.origin(source.step)
+    _refuse_another(options, origin)
+    return source, {"folder": options.model, **origin}
+
+
+def _refuse_another(options: EvaluateOptions, origin: dict[str, Any]) -> None:
+    """Raise ``Refusal`` where the result of another measurement is where this one's goes; see ``Source.origin``."""
+    wanted = {"kind": "evaluation", "suite": options.suite, "options": _asked(options, bool(origin))}
+    refuse_another(_place(options, origin.get("step")), wanted | ({"model": origin} if origin else {}),
+                   options.overwrite)  # fmt: skip
 
 
 def _device() -> torch.device:
@@ -133,7 +151,7 @@ def _blimp(options: EvaluateOptions) -> dict[str, Any]:
     pairs, refused, fingerprint = read_pairs(Path(options.data), options.good, options.bad, options.first)
     for path, count in refused.items():
         console.warn(f"{path}: {count:,} rows left out: no two sentences")
-    source, facts = _facts(options.model, fills_masks=True)
+    source, facts = _facts(options, fills_masks=True)
     from latemask.downstream.likelihood import pseudo_log_likelihoods
 
     device = _device()
@@ -190,7 +208,7 @@ def _masked_loss(options: EvaluateOptions) -> dict[str, Any]:
 
     if not (Path(options.data) / SUMMARY).is_file():
         find([options.data])
-    source, facts = _facts(options.model, fills_masks=True)
+    source, facts = _facts(options, fills_masks=True)
     if (run := source.run) is not None:
         model, most = None, run.shape.row_tokens
     else:  # what another's model takes is known once it is loaded
@@ -237,7 +255,7 @@ def _similarity(options: EvaluateOptions) -> dict[str, Any]:
     for line in cautions(task, {"dev": held.summary()}):
         console.warn(line)
     first, second = zip(*held.texts, strict=True)
-    facts = _facts(options.model)[1]
+    facts = _facts(options)[1]
     from latemask.hf.vectors import encode
 
     vectors = encode([*first, *second], options.model, device=_device()).numpy()
@@ -281,6 +299,7 @@ def _finetuned(options: EvaluateOptions) -> dict[str, Any]:
     task = task_of(facts)
     if task.kind == "span":
         raise Refusal(options.model, "a model for answers", "one for classes, numbers or words")
+    _refuse_another(options, {})
     task, examples = numbered(task, read_development(task, options.data, options.dev))
     from latemask.downstream.finetune import predict
     from latemask.downstream.saving import load_finetuned

@@ -112,6 +112,8 @@ class EvaluateOptions:
     development file."""
     out: str = ""
     """The result's JSON; by default a file named by suite, step and settings in the folder where finetune writes."""
+    overwrite: bool = False
+    """Replace the result of another measurement that is there."""
     task: str = "stsb"
     """similarity: stsb, or own with --texts and --label."""
     texts: tuple[str, ...] = ("sentence1", "sentence2")

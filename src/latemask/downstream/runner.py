@@ -25,7 +25,7 @@ from latemask.hf.places import refuse_no_place
 from latemask.hf.source import Source
 from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.workers import deaf_to_interrupts, end, end_with_parent, exit_when_told
-from latemask.writing import check_folder, write_json
+from latemask.writing import check_folder, folder_of, write_json
 
 SUMMARY = "summary.json"
 STOPPED = 128 + signal.SIGTERM
@@ -134,12 +134,13 @@ def output_folder(out: str, model: str) -> Path:
     if out:
         return Path(out)
     path = Path(model)
-    if (path / "run.json").is_file() or (path.is_dir() and any(path.resolve().parent.glob("step-*/run.json"))):
-        return path.resolve().parent / "downstream"
+    above = folder_of(path)
+    if (path / "run.json").is_file() or (path.is_dir() and any(above.glob("step-*/run.json"))):
+        return above / "downstream"
     if path.is_dir() and any(path.glob("step-*")):
         return path / "downstream"
-    if path.is_dir() and path.resolve().parent.name == "downstream":
-        return path.resolve().parent
+    if path.is_dir() and above.resolve().name == "downstream":
+        return above
     return Path("runs") / path.resolve().name / "downstream"
 
 

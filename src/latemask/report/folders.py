@@ -28,6 +28,7 @@ from latemask.report.looks import MOST_RUNS, Look
 from latemask.report.price import PRICES, Cost
 from latemask.training import journal
 from latemask.training.plateau import FAR_NATS, is_no_better
+from latemask.writing import folder_of
 
 JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
 KINDS = tuple(FORMS)
@@ -196,17 +197,19 @@ def read_folders(places: Sequence[Path | str]) -> list[RunFolder]:
     What cannot be read, and a folder that holds nothing to report, is warned of. Raises ``Refusal`` for a place that
     does not exist, and where nothing at all can be read.
     """
-    expanded = (found.resolve() for place in places for found in _expanded(Path(place)))
-    paths = [path for path in dict.fromkeys(expanded) if not (path.suffix in PAGES and path.is_file())]
+    given: dict[Path, Path] = {}
+    for found in (found for place in places for found in _expanded(Path(place))):
+        given.setdefault(found.resolve(), found)
+    paths = [path for path in given if not (path.suffix in PAGES and path.is_file())]
     is_one_folder = len({path.parent for path in paths}) == 1
     ends = [path.stem if path.is_file() else path.name if is_one_folder else _of_sweep(path) for path in paths]
     apart = [end if ends.count(end) == 1 else _apart(path, paths) for path, end in zip(paths, ends, strict=True)]
     names = [readable(name) for name in apart]
-    found = [_read(path, name) for path, name in zip(paths, names, strict=True)]
+    found = [_read(given[path], name) for path, name in zip(paths, names, strict=True)]
     folders = once([folder for folder in found if folder.has_something or folder.left_out])
     folders = _as_one_tokenizer(_with_texts(folders))
     left_out = left_out_of(found)
-    nothing = [_nothing(folder.path) for folder in found if not (folder.has_something or folder.left_out)]
+    nothing = [_nothing(given[folder.path]) for folder in found if not (folder.has_something or folder.left_out)]
     if not any(folder.has_something for folder in folders):
         left_out += nothing or [Refusal("report", "no run folder", "one or more, such as runs/*")]
         raise left_out[0]
@@ -346,17 +349,19 @@ def _json(file: Path, wanted: str) -> Any:
         raise Refusal(file, unreadable(error), wanted) from None
 
 
-def _read(path: Path, name: str) -> RunFolder:
-    """What a folder or a file holds; nothing where that is nothing to report."""
+def _read(place: Path, name: str) -> RunFolder:
+    """What a folder or a file holds; nothing where that is nothing to report. What is wrong is told of the place as it
+    was given."""
+    path = place.resolve()
     if path.is_file():
         try:
-            result = _result(path)
+            result = _result(place)
         except Refusal as refusal:
             return RunFolder(name, path, left_out=(refusal,))
         return RunFolder(name, path, results=[result] if result else [])
-    results, problems = _results(path)
-    lines, damaged = _journal(path / JOURNAL)
-    varied, odd = _varied(path.parent / SWEEP)
+    results, problems = _results(place)
+    lines, damaged = _journal(place / JOURNAL)
+    varied, odd = _varied(folder_of(place) / SWEEP)
     return RunFolder(name, path, lines, results, varied, (*damaged, *problems, *odd))
 
 

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -56,13 +56,8 @@ class Pass(NamedTuple):
 class Subject:
     """A model and its passes over a sample."""
 
-    origin: dict[str, Any]
-    """``Source.origin`` of the model."""
-    recipe: str | None
-    """The run's recipe; None for other models."""
     width: int
     depth: int
-    rate: float
     without_masks: str | None
     """Why there are no masked sets; None where there are."""
     passes: Callable[[], Iterator[Pass]]
@@ -96,7 +91,7 @@ def _device(name: str | None) -> torch.device:
 def _of_run(source: Source, store: TokenStore, sample: Sample, device: torch.device) -> Subject:
     model = source.pretrained().to(device)
     run = model.run
-    masking = dataclasses.replace(run.masking, rate=sample.rate or run.masking.rate)
+    masking = dataclasses.replace(run.masking, rate=sample.masking_rate)
     row_tokens = run.shape.row_tokens
     batches = ValidationBatches(_rows(run, masking, store), masking, -(-sample.tokens // row_tokens))
     without_masks = NOT_FED if sample.sees_masks == "no" else _why_no_mask(run, masking)
@@ -113,7 +108,7 @@ def _of_run(source: Source, store: TokenStore, sample: Sample, device: torch.dev
                 advance(batch.rows * row_tokens)
 
     shape = run.shape
-    return Subject(source.origin, run.recipe, shape.width, shape.depth, masking.rate, without_masks, passes)
+    return Subject(shape.width, shape.depth, without_masks, passes)
 
 
 NOT_FED = "not fed [MASK], as --sees-masks no says"
@@ -200,7 +195,7 @@ def _is_ordinary(ids: Int[Tensor, "B n"], specials: Specials) -> Bool[Tensor, "B
 def _of_encoder(source: Source, tokenizer: Tokenizer, run: Run | None, sample: Sample, device: torch.device) -> Subject:
     encoder = source.encoder()
     row_tokens = min(sample.row_tokens, encoder.shape.row_tokens)
-    rate = sample.rate or (0.15 if run is None else run.masking.rate)
+    rate = sample.masking_rate
     if isinstance(encoder, TransformersEncoder):
         pretrained = encoder.mask_in_encoder
     else:
@@ -231,7 +226,7 @@ def _of_encoder(source: Source, tokenizer: Tokenizer, run: Run | None, sample: S
                 advance(int(real.sum()))
 
     shape = encoder.shape
-    return Subject(source.origin, run and run.recipe, shape.width, shape.depth, rate, without_masks, passes)
+    return Subject(shape.width, shape.depth, without_masks, passes)
 
 
 def in_place(

@@ -129,11 +129,7 @@ def described(sample: Sample, subject: Subject) -> dict[str, Any]:
     """What a study was made of, for its JSON."""
     return {
         "model": sample.model,
-        **subject.origin,
-        "recipe": subject.recipe,
-        "data": sample.data,
-        "rate": subject.rate,
-        "specials": "counted" if sample.specials == "in" else "left out",
+        **sample.asked,
         "sees_masks": subject.sees_masks,
         "without_masks": subject.without_masks,
         "width": subject.width,

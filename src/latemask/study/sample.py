@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from latemask.errors import Refusal
 from latemask.hf.source import Source
@@ -69,6 +69,24 @@ class Sample:
         store, is_run = open_store(self.data), self.source.step is not None
         return store if is_run and self.source.tokenizer().fingerprint == store.tokenizer_fingerprint else None
 
+    @property
+    def masking_rate(self) -> float:
+        """Share of tokens masked, as asked for or else by default."""
+        return self.rate or (0.15 if self.source.run is None else self.source.run.masking.rate)
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What the result of a study depends on besides its ``tau``, as its JSON says it: model, data and flags."""
+        flags = {"tokens": self.tokens, "sees_masks": self.sees_masks}
+        return {
+            **({"model": self.model} if self.source.step is None else {}),
+            **self.source.origin,
+            "data": self.data,
+            "rate": self.masking_rate,
+            "specials": "counted" if self.specials == "in" else "left out",
+            "options": flags if self.store is not None else flags | {"row_tokens": self.row_tokens},
+        }
+
     def check(self) -> None:
         """Raise ``Refusal`` where model and data are not there, or the options ask of a run what it cannot give."""
         run, store = self.source.run, self.store
@@ -79,7 +97,7 @@ class Sample:
         if self.sees_masks == "yes" and run.mask_in_encoder == "never":
             found = f"yes for {run.recipe}, whose encoder is never shown [MASK]"
             raise Refusal("--sees-masks", found, "as-trained or no")
-        masking, row_tokens = dataclasses.replace(run.masking, rate=self.rate or run.masking.rate), run.shape.row_tokens
+        masking, row_tokens = dataclasses.replace(run.masking, rate=self.masking_rate), run.shape.row_tokens
         if (masked := masking.masked_tokens(row_tokens)) > row_tokens - 2:
             found = f"{masking.rate:g}, {masked} tokens of a row of {row_tokens}"
             raise Refusal("--rate", found, "at least one token that stays beside `<s>`", "Lower --rate")

@@ -104,7 +104,8 @@ def pretrain(
         parts = assemble(run, store, model, {}, None, world)
         if world.leads:
             checkpoint.clear(out)
-        return _train(parts, state, out, world, is_resumed=False, trackers=trackers)
+        with rows_are_to_fit(parts.micro_rows, saved=resume == "never" and not overwrite):
+            return _train(parts, state, out, world, is_resumed=False, trackers=trackers)
 
 
 def _resumed(
@@ -119,7 +120,8 @@ def _resumed(
         model = checkpoint.read_pretrainer(step)
     micro_rows = state.micro_rows if state.processes == world.size and has_the_same_room(before, now) else None
     parts = assemble(now, store, model, checkpoint.read_optimizer(step), micro_rows, world)
-    return _train(parts, state, out, world, is_resumed=True, trackers=trackers)
+    with rows_are_to_fit(parts.micro_rows):
+        return _train(parts, state, out, world, is_resumed=True, trackers=trackers)
 
 
 def _newest(out: Path) -> Path:
@@ -165,7 +167,6 @@ def _train(
                 lines = journal.read(out / "journal.jsonl")
                 plateau = Plateau(run, parts.validation.unigram_loss, lines)
         signalled = stack.enter_context(signals(world))
-        stack.enter_context(rows_are_to_fit(parts.micro_rows))
         prefetch = stack.enter_context(
             Prefetch(batches, parts.first_row, parts.last_row, parts.micro_rows, world.device)
         )

@@ -111,10 +111,12 @@ def _divisor(rows: int, most: int) -> int:
     return best if 2 * best >= min(rows, most) else min(rows, most)
 
 
-def rows_are_to_fit(micro_rows: int) -> AbstractContextManager[None]:
-    """What refuses a pass of so many rows for which memory does not suffice, saying what to set."""
-    instead = f"set --training.micro-rows {micro_rows // 2}: the batch and the result stay the same"
+def rows_are_to_fit(micro_rows: int, saved: bool = False) -> AbstractContextManager[None]:
+    """What refuses a pass of so many rows for which memory does not suffice, saying what to set: also, where the run
+    has ``saved`` its beginning, what lets the same command meet it."""
+    goes_on, anew = (" --resume-if-present", ", with --overwrite") if saved else ("", "")
+    instead = f"set --training.micro-rows {micro_rows // 2}{goes_on}: the batch and the result stay the same"
     if micro_rows == 1:
-        instead = "choose a smaller recipe, or lower --shape.row-tokens"
+        instead = f"choose a smaller recipe, or lower --shape.row-tokens{anew}"
     work = f"for {micro_rows} row{'s' if micro_rows > 1 else ''} at once"
     return out_of_memory_is_refused("training.micro_rows", instead, work)
