@@ -387,6 +387,46 @@ def test_a_run_whose_journal_does_not_say_its_flops_has_a_row_and_no_place_on_th
     assert "<svg" in against_flops.svg
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_has_no_flops_is_named_wherever_it_is_missing(resumed, tmp_path):
+    """An older journal does not count them; once a newer version has gone on with its run, it does."""
+    old = priced(tmp_path / "old", "mlm_tiny", 1, 2e9, 3.0)
+    priced(tmp_path / "old-2", "mlm_tiny", 2, 2e9, 3.0)
+    for seed, number in itertools.product((1, 2), (1, 2, 3)):
+        fields = {"training.learning_rate": number / 1e4}
+        priced(tmp_path / f"new-{number}-{seed}", "three_ml_tiny", seed, 2e9, 3.0 + number / 10, **fields)
+    (start, *lines) = [json.loads(line) for line in (old / "journal.jsonl").read_text().splitlines()]
+    resume = [start | {"kind": "resume"}] if resumed else []
+    write_lines(old, [{name: value for name, value in start.items() if name != "plain_flops_per_token"},
+                      *resume, *lines])  # fmt: skip
+    priced(tmp_path / "lower", "mlm_tiny", 1, 2e9, 3.4, **{"training.learning_rate": 1e-6})
+    folders = read_folders([tmp_path])
+    notes = {part.title: part.note for part in parts(folders, "flops")}
+    told = {title for title, note in notes.items() if "Without the FLOPs of old: " in note}
+    missing = {"Loss against FLOPs", "Minimal pairs of checkpoints against FLOPs", "Costs", "Quality beside cost",
+               "Validation loss against PFLOP, plain", "Minimal pairs against PFLOP, plain", "FLOPs to quality",
+               "Settings of mlm_tiny",
+               *(title for title in notes if title.endswith(", seed by seed"))}  # fmt: skip
+    assert missing < notes.keys()
+    assert told == (set() if resumed else missing)
+    [drawn] = [part for part in parts(folders) if isinstance(part, Drawing) and part.name == "flops"]
+    assert (">old<" in drawn.svg) == resumed
+    assert not any("Without the FLOPs" in part.note for part in parts(folders) if "econds" in part.title)
+
+
+def test_checkpoints_whose_results_do_not_say_their_seconds_are_told_of(tmp_path):
+    for name in ("mlm_tiny", "mae_lm_tiny"):
+        run = write_curve(tmp_path / name, name, 3.0, 100)
+        put(run, *(pairs(name, step / 2000, step=step) for step in (500, 1000)))
+    result = next((tmp_path / "mlm_tiny" / "downstream").iterdir())
+    found = json.loads(result.read_text())
+    del found["model"]["pretraining_seconds"]
+    result.write_text(json.dumps(found))
+    for by in ("seconds", "flops"):
+        told = [part.title for part in parts(read_folders([tmp_path]), by) if "pretraining_seconds" in part.note]
+        assert told == ["Time to quality"] * (by == "seconds") + ["Minimal pairs of checkpoints against seconds"]
+
+
 def test_that_seconds_of_other_cards_do_not_compare_is_said_beside_seconds_alone(tmp_path):
     for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny"):
         write_curve(tmp_path / name, name, 3.0, 100)

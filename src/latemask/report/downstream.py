@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -110,6 +110,13 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
             if key not in found or _completeness(entry) >= _completeness(found[key]):
                 found[key] = entry
     return [*map(_most_complete, versions.values()), *found.values()]
+
+
+def without_seconds(found: Iterable[Entry]) -> list[str]:
+    """The runs of whose checkpoints some result does not say when they were saved."""
+    lacking = (entry for entry in found if entry.step is not None and entry.is_own and entry.seconds is None)
+    names = ", ".join(dict.fromkeys(entry.folder.name for entry in lacking))
+    return [f"Without some checkpoints of {names}: their results do not say pretraining_seconds."] if names else []
 
 
 def _of_pairs(folder: RunFolder) -> list[dict[str, Any]]:
