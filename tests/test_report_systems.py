@@ -14,6 +14,8 @@ import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from latemask.config import Run, typed
 from latemask.counts import flops_per_token
@@ -308,6 +310,11 @@ def test_quality_stands_beside_cost_and_a_figure_joins_the_front(tmp_path):
     crowded = front_drawings(Material.of(read_folders([tmp_path])))[0].svg
     assert ">21 more, grey<" in crowded, "of many only those on the front are named"
     assert [f">{name}<" in crowded for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny")] == [True, True, False]
+    assert "not ended" not in drawings["front-validation-loss"].note
+    going = write_curve(tmp_path / "going", "three_ml_tiny", 2.9, 80, {"training.learning_rate": 1e-5})
+    journal = (going / "journal.jsonl").read_text().splitlines(keepends=True)
+    (going / "journal.jsonl").write_text("".join(journal[:-1]))
+    assert "Without the runs that have not ended." in front_drawings(Material.of(read_folders([tmp_path])))[0].note
     two = read_folders([tmp_path / "mlm_tiny", tmp_path / "mae_lm_tiny"])
     assert not front_drawings(Material.of(two))
     assert "◆" not in str(cost_table(Material.of(two)))
@@ -671,6 +678,29 @@ def test_labels_stand_at_their_points_and_the_front_is_edged():
     edged = [line for line in axes.lines if line.get_markeredgecolor() == "black" and line.get_linestyle() == "None"]
     assert {(line.get_xdata()[0], line.get_ydata()[0]) for line in edged} == {points["a"], points["b"]}
     assert [tuple(x) for x in axes.lines[1].get_xydata()] == [points["b"], points["a"]], "a line in the family's order"
+
+
+def test_labels_of_points_close_together_cover_neither_each_other_nor_a_point():
+    """Thirty points, five of them in one place and four in corners of the axes."""
+    random = np.random.default_rng(0)
+    places = [*random.normal((0, 0), (1, 1), (21, 2)), *[(2.0, 2.0)] * 5, (-3, -3), (-3, 3), (3, -3), (3, 3)]
+    points = {str(number): (float(x), float(y)) for number, (x, y) in enumerate(places)}
+    families = [plots.Family(f"family {some}", Look(some), {str(one): f"0.{one}5" for one in range(some, 30, 3)})
+                for some in range(3)]  # fmt: skip
+    found = []
+    for _ in range(2):
+        figure = plots.families(points, ["0", "1"], "cost", "loss", families)
+        figure.draw_without_rendering()
+        axes, half = figure.axes[0], 3 * figure.dpi / 72
+        boxes = [Text.get_window_extent(text) for text in axes.texts]
+        markers = [Bbox([(x - half, y - half), (x + half, y + half)])
+                   for x, y in axes.transData.transform(list(points.values()))]  # fmt: skip
+        assert len(boxes) == 30
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+        assert not any(box.overlaps(marker) for box in boxes for marker in markers)
+        assert all(axes.bbox.containsx(x) and axes.bbox.containsy(y) for box in boxes for x, y in box.get_points())
+        found.append(plots.svg(figure))
+    assert found[0] == found[1]
 
 
 def test_a_number_that_varies_is_one_number_in_all(tmp_path):

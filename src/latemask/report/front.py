@@ -118,7 +118,7 @@ def front_drawings(material: Material) -> list[Drawing]:
             continue
         scored = [worth for worth in found if name in worth.scores]
         having = [worth for worth in scored if worth.system.name in points]
-        note = "Joined: the Pareto front, the best for their price. Means over seeds; the table has the numbers."
+        note = "Joined: the Pareto front, the best for their price. Means over seeds; the table has every system."
         families = _families(objectives, field, points) if field else []
         if field and len(families) < len(having):
             drawn = plots.families(points, on_front, material.price.across, axis(name), families)
@@ -129,6 +129,8 @@ def front_drawings(material: Material) -> list[Drawing]:
         else:
             looks = {worth.system.name: Look(worth.runs[0].number) for worth in having}
             drawn = plots.front(points, on_front, material.price.across, axis(name), looks)
+        if len(found) < len(material.worth):
+            note += " Without the runs that have not ended."
         marks = " ".join(measure.mark for worth in having for measure in worth.scores[name])
         note += material.apart([name]) + cautions(_runs(scored), [name], marks, material.by)
         title = f"{name[0].upper()}{name[1:]} against {material.price.column}"

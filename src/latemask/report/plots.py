@@ -21,6 +21,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from latemask.report import labels
 from latemask.report.flops import last_start, plain_flops
 from latemask.report.looks import MOST_RUNS, Look
 from latemask.training.journal import PER_MASKED, PER_TOKEN
@@ -269,12 +270,13 @@ def families(
         for family in members:
             style = {**family.look.style, "linestyle": "-", "linewidth": 0.6, "markersize": 6}
             drawn += axes.plot(*zip(*(points[name] for name in family.labels), strict=True), **style)
-            for name, label in family.labels.items():
+            for name in family.labels:
                 if name in on_front:
                     edge = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 1.2}
                     axes.plot(*points[name], **style | edge)
-                axes.annotate(label, points[name], (4, 4), textcoords="offset points", fontsize=7)
         _finished(figure, axes, across, up, drawn, [family.title for family in members])
+        texts = [(points[name], label) for family in members for name, label in family.labels.items()]
+        labels.beside(figure, axes, texts)
     return figure
 
 
