@@ -20,6 +20,7 @@ Fine-tuned models are ranked on the held-out texts of their task, as in MAE-LM T
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import json
 import shlex
@@ -37,7 +38,7 @@ from asked import counts, each_once, words
 from cards import Queue
 from jobs import SAVED, Job, Runner, collect
 from refusals import program
-from studies import TAKEN_BY, Measure, Study, named, trials_of
+from studies import READ_FOR, TAKEN_BY, Measure, Study, named, trials_of
 
 from latemask.cli import pretrain
 from latemask.cli.options import parse
@@ -127,17 +128,24 @@ class Options:
                 raise Refusal(f"--{name}", "nothing", "one or more")
         if min(self.cards) < 0:
             raise Refusal("--cards", str(min(self.cards)), "0 or more")
+        self.glue_tasks()  # an unknown flag ends the program here, not after the pretraining
+        usual = {field.name: field.default for field in dataclasses.fields(self)}
         for name, studies in TAKEN_BY.items():
-            value = getattr(self, name)
-            if value is not None and self.study not in studies:
-                found = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
-                raise Refusal(f"--{name}", f"{found}, of which {self.study} makes nothing",
+            value, flag = getattr(self, name), f"--{name.replace('_', '-')}"
+            if value == usual[name]:
+                continue
+            found = " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            if self.study not in studies:
+                raise Refusal(flag, f"{found}, of which {self.study} makes nothing",
                               f"it with one of: {', '.join(studies)}")  # fmt: skip
+            data = READ_FOR.get(name, ())
+            if data and all(getattr(self, one) is None for one in data):
+                raise Refusal(flag, f"{found}, but no data that it is for",
+                              f"it with {' or '.join(f'--{one}' for one in data)}")  # fmt: skip
         if self.shared and (self.seconds is not None or self.study not in TAKEN_BY["tokens"]):
             raise Refusal(
                 "--shared", "runs that the clock ends, or whose seconds are compared", "runs of so many tokens"
             )
-        self.glue_tasks()  # an unknown flag ends the program here, not after the pretraining
 
     def glue_tasks(self) -> list[Task]:
         """Those of ``--tasks``, as ``--finetuning`` says."""
@@ -234,16 +242,16 @@ def write_texts(options: Options) -> None:
 def check(options: Options) -> None:
     """Raise ``Refusal`` for what a pretraining would refuse: before the first of them, not after the others; and for
     folders that lack what is read of them when it has ended."""
-    trials, measures = trials_of(options)
+    trials, _ = trials_of(options)
     for trial in trials:
         read = roberta.read if trial.is_peer else pretrain.read
         read([trial.recipe, "--data", "DATA", "--out", "OUT", *trial.flags, *shlex.split(options.flags)])
-    if options.blimp and "blimp" in measures:
+    if options.blimp:
         read_pairs(options.blimp, first=options.first)
-    if options.squad and "squad" in measures:
+    if options.squad:
         for name in (SQUAD_TRAIN, SQUAD_DEV):
             read_squad(options.squad / name)
-    if options.glue and "glue" in measures:
+    if options.glue:
         for task in options.glue_tasks():
             if task.kind != "span":
                 read_task(task, options.glue)

@@ -22,12 +22,8 @@ Study = Literal[
     "real-text", "real-text-rotary", "objectives", "masks", "delta", "three-ml", "tuning", "collapse", "time"
 ]
 BY_TOKENS: tuple[Study, ...] = ("objectives", "masks", "delta", "three-ml", "time")
-TAKEN_BY: Mapping[str, tuple[Study, ...]] = {
-    "seconds": ("objectives",), "seeds": BY_TOKENS, "tokens": (*BY_TOKENS, "tuning", "collapse"),
-    "rows": BY_TOKENS, "rate": BY_TOKENS,
-}  # fmt: skip
-"""The studies that a flag is for."""
-Measure = Literal["blimp", "rank", "theory", "glue", "squad", "rank-mnli", "rank-squad2"]
+Data = Literal["blimp", "glue", "squad"]
+Measure = Data | Literal["rank", "theory", "rank-mnli", "rank-squad2"]
 
 
 class Asked(Protocol):
@@ -297,3 +293,16 @@ STUDIES: Mapping[Study, tuple[Callable[[Asked], list[Trial]], tuple[Measure, ...
     "time": (time, ("blimp", "glue")),
 }
 """The trials of one seed, and what is measured of each."""
+TUNED_FOR: tuple[Data, ...] = ("glue", "squad")
+READ_FOR: Mapping[str, tuple[Data, ...]] = {
+    "glue": ("glue",), "squad": ("squad",), "blimp": ("blimp",), "first": ("blimp",), "tasks": ("glue",),
+    "finetuning_seeds": TUNED_FOR, "parallel": TUNED_FOR, "together": TUNED_FOR, "finetuning": TUNED_FOR,
+}  # fmt: skip
+"""The data that a flag is for."""
+TAKEN_BY: Mapping[str, tuple[Study, ...]] = {
+    "seconds": ("objectives",), "seeds": BY_TOKENS, "tokens": (*BY_TOKENS, "tuning", "collapse"),
+    "rows": BY_TOKENS, "rate": BY_TOKENS,
+    **{flag: tuple(study for study, (_, measures) in STUDIES.items() if not set(data).isdisjoint(measures))
+       for flag, data in READ_FOR.items()},
+}  # fmt: skip
+"""The studies that a flag is for."""

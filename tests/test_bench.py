@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_left_out_whenever_that_is_found(moment, error, mon
     with pytest.raises(Refusal, match="no entry that fits"):
         bench.run_bench(options)
     told = capsys.readouterr()
-    assert told.err.count("fit the memory") == 2
+    assert told.err.count(": 1 rows do not fit the memory, left out") == 2
     assert "done" not in told.out + told.err
     too_large.remove("mlm_tiny")
     bench.run_bench(options)

@@ -33,13 +33,16 @@ SQUAD = json.dumps({"version": "v2.0", "data": [{"title": "t", "paragraphs": PAR
 
 
 def options(study: str, folder: Path, **changes):
-    return evidence.Options(study, folder, folder / "out", folder, folder, folder, **changes)
+    """With a folder of all data that the study reads."""
+    data = {name: folder for name in ("glue", "squad", "blimp") if study in studies.TAKEN_BY[name]}
+    return evidence.Options(study, folder, folder / "out", **data, **changes)
 
 
 @pytest.mark.parametrize("study", get_args(studies.Study))
 @pytest.mark.parametrize("size", [None, "tiny"])
 def test_every_command_is_one_that_latemask_takes(study, size, tmp_path):
-    jobs = evidence.jobs_of(options(study, tmp_path, size=size, finetuning="--epochs 3 --batch-rows 32"))
+    tuned = {"finetuning": "--epochs 3 --batch-rows 32"} if study in studies.TAKEN_BY["finetuning"] else {}
+    jobs = evidence.jobs_of(options(study, tmp_path, size=size, **tuned))
     names = [job.name for job in jobs]
     assert len(set(names)) == len(names)
     for place, job in enumerate(jobs):
@@ -117,12 +120,27 @@ def test_a_decoder_has_half_the_rate_where_the_warm_up_is_short(tmp_path):
 @pytest.mark.parametrize(("study", "flag", "value"), [
     ("masks", "seconds", 100.0), ("real-text", "seconds", 100.0), ("tuning", "rows", 128), ("real-text", "rows", 64),
     ("tuning", "rate", "2e-4"), ("real-text-rotary", "rate", "1e-3"), ("real-text", "tokens", 1000),
-    ("tuning", "seeds", (1, 2)),
+    ("tuning", "seeds", (1, 2)), ("tuning", "glue", Path(".")), ("three-ml", "squad", Path(".")),
+    ("collapse", "blimp", Path(".")), ("collapse", "first", 2), ("tuning", "tasks", ("cola",)),
+    ("real-text", "finetuning_seeds", 1), ("real-text", "parallel", 1), ("tuning", "together", 2),
+    ("collapse", "finetuning", "--epochs 3"),
 ])  # fmt: skip
 def test_a_flag_that_a_study_makes_nothing_of_is_refused(study, flag, value, tmp_path):
     said = " ".join(map(str, value)) if isinstance(value, tuple) else value
-    with pytest.raises(Refusal, match=rf"^--{flag}: found {said}, .*{study}.*; wanted it with one of: .*objectives"):
+    flag_said = f"--{flag.replace('_', '-')}"
+    with pytest.raises(Refusal, match=rf"^{flag_said}: found {said}, .*{study}.*; wanted it with one of: .*objectives"):
         options(study, tmp_path, **{flag: value})
+
+
+@pytest.mark.parametrize(("flag", "value", "others", "wanted"), [
+    ("first", 2, ("glue", "squad"), "--blimp"), ("tasks", ("cola",), ("squad", "blimp"), "--glue"),
+    ("finetuning_seeds", 1, ("blimp",), "--glue or --squad"), ("finetuning", "--epochs 3", (), "--glue or --squad"),
+])  # fmt: skip
+def test_a_flag_whose_data_are_not_given_is_refused(flag, value, others, wanted, tmp_path):
+    given = dict.fromkeys(others, tmp_path)
+    with pytest.raises(Refusal, match=rf"^--{flag.replace('_', '-')}: .*; wanted it with {wanted}$"):
+        evidence.Options("objectives", tmp_path, tmp_path / "out", **given, **{flag: value})
+    evidence.Options("objectives", tmp_path, tmp_path / "out", **given)
 
 
 @pytest.mark.parametrize("flag", ["seconds", "rows", "rate", "tokens", "seeds"])
@@ -330,15 +348,11 @@ def test_a_folder_that_lacks_what_is_measured_is_refused_before_any_job(flag, fi
     folder.mkdir()
     for name in files:
         (folder / name).write_text(COLA if flag == "glue" else SQUAD, encoding="utf-8")
-    command = ["evidence.py", "objectives", "--data", str(tmp_path), "--out", str(out), "--tasks", "cola"]
-    monkeypatch.setattr(sys, "argv", [*command, f"--{flag}", str(folder)])
+    command = ["evidence.py", "objectives", "--data", str(tmp_path), "--out", str(out), f"--{flag}", str(folder)]
+    monkeypatch.setattr(sys, "argv", [*command, *(("--tasks", "cola") if flag == "glue" else ())])
     with pytest.raises(Refusal, match=re.escape(said)):
         evidence.main()
     assert not out.exists()
-
-
-def test_a_folder_that_nothing_is_read_of_is_not_looked_into(tmp_path):
-    evidence.check(options("collapse", tmp_path, size="tiny"))
 
 
 KILLED = """

@@ -338,6 +338,7 @@ def test_a_worthless_result_is_flagged():
     assert result["degenerate"]
     assert result["majority"] == {"dev": {"accuracy": 0.75, "macro_f1": pytest.approx(3 / 7)}}
     assert result["score"] <= 0.75
+    assert "no better than always answering the training data's commonest class" in result["degenerate_because"]
 
 
 def test_updates_that_are_not_finite_are_skipped_and_counted():
@@ -543,7 +544,7 @@ def test_a_broken_result_of_a_point_is_refused_by_its_name(text, folders, tmp_pa
     assert finetune(options)[0]["runs"] == 1
 
 
-def test_a_model_that_diverges_is_a_degenerate_result(folders, tmp_path):
+def test_a_model_that_diverges_is_a_degenerate_result(folders, tmp_path, capsys):
     folder, _ = folders
     for name in ("train", "dev"):
         held = [json.loads(line) for line in (folder / f"{name}.jsonl").read_text().splitlines()]
@@ -555,7 +556,15 @@ def test_a_model_that_diverges_is_a_degenerate_result(folders, tmp_path):
         [row] = finetune(options_of(folder, tmp_path / kind, **(wild | data), kind=kind))
         assert (row["metric"], row["degenerate"]) == (metric, 1)
         [path] = (tmp_path / kind).glob("own-*.json")
-        assert any("outputs are not finite" in why for why in json.loads(path.read_text())["degenerate_because"])
+        because = json.loads(path.read_text())["degenerate_because"]
+        assert any("outputs are not finite" in why for why in because)
+        answer = {"regression": "the training data's mean", "classification": "the training data's commonest class"}[
+            kind
+        ]
+        assert f"no better than always answering {answer}" in because
+        told = capsys.readouterr().out
+        assert f"(always {answer}: " in " ".join(told.split())
+        assert f"Majority: the score of always answering {answer}." in " ".join(told.split())
 
 
 def test_a_batch_is_no_larger_than_its_data():

@@ -379,7 +379,7 @@ def test_figures_are_the_same_bytes_and_tell_series_apart_thrice():
 
 def test_losses_stand_at_the_tokens_seconds_and_flops_of_their_step():
     journal = [
-        {"kind": "start", "plain_flops_per_token": 10.0},
+        {"kind": "start", "run": {}, "plain_flops_per_token": 10.0},
         {"kind": "validation", "step": 0, "loss": 5.0},
         {"kind": "train", "step": 2, "tokens": 100, "seconds": 4.0, "loss": 4.5},
         {"kind": "validation", "step": 2, "loss": 4.0},

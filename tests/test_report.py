@@ -569,11 +569,26 @@ def test_table_1_has_medians_spread_average_and_marks(tmp_path):
 
 def test_no_average_of_fewer_than_eight_tasks_and_failed_runs_are_flagged(tmp_path):
     results = [point("rte", 0.53, seed, degenerate=seed == 1) for seed in range(2)]
+    results[1]["degenerate_because"] = ["of a reason"]
     table = glue_table(entries(read_folders([put(tmp_path / "x", *results)])))
     row = row_of(table, "x")
     assert "AVG" not in row
     assert row["RTE"] == "53.0 [53.0..53.0] ‡"
-    assert "x on RTE (1 of 2 seeds)" in table.note
+    assert table.note.endswith(" ‡ Degenerate: x on RTE (1 of 2 seeds: of a reason).")
+    whole = glue_table(entries(read_folders([put(tmp_path / "y", point("rte", 0.6))])))
+    assert whole is not None
+    assert "egenerate" not in whole.note
+
+
+def test_what_a_majority_is_follows_from_the_kinds_of_tasks(tmp_path):
+    kinds = {"rte": "classification", "stsb": "regression", "squad2": "span"}
+    for number, (task, kind) in enumerate(kinds.items()):
+        put(tmp_path / "x", point(task, 0.6) | {"task_kind": kind})
+        table = tasks_table(entries(read_folders([tmp_path / "x"])))
+        told = ("the training data's commonest class", "the training data's mean", "nothing")
+        assert [answer in table.note for answer in told] == [place <= number for place in range(3)]
+    old = tasks_table(entries(read_folders([put(tmp_path / "old", point("rte", 0.6))])))
+    assert "Majority" not in old.note
 
 
 def test_two_tasks_of_ones_own_are_two_rows(tmp_path):

@@ -14,6 +14,8 @@ import pytest
 import scipy.stats
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from latemask.config import Run, typed
 from latemask.counts import flops_per_token
@@ -308,6 +310,11 @@ def test_quality_stands_beside_cost_and_a_figure_joins_the_front(tmp_path):
     crowded = front_drawings(Material.of(read_folders([tmp_path])))[0].svg
     assert ">21 more, grey<" in crowded, "of many only those on the front are named"
     assert [f">{name}<" in crowded for name in ("mlm_tiny", "three_ml_tiny", "mae_lm_tiny")] == [True, True, False]
+    assert "not ended" not in drawings["front-validation-loss"].note
+    going = write_curve(tmp_path / "going", "three_ml_tiny", 2.9, 80, {"training.learning_rate": 1e-5})
+    journal = (going / "journal.jsonl").read_text().splitlines(keepends=True)
+    (going / "journal.jsonl").write_text("".join(journal[:-1]))
+    assert "Without the runs that have not ended." in front_drawings(Material.of(read_folders([tmp_path])))[0].note
     two = read_folders([tmp_path / "mlm_tiny", tmp_path / "mae_lm_tiny"])
     assert not front_drawings(Material.of(two))
     assert "◆" not in str(cost_table(Material.of(two)))
@@ -385,6 +392,46 @@ def test_a_run_whose_journal_does_not_say_its_flops_has_a_row_and_no_place_on_th
     assert not front_drawings(Material.of(folders, "flops")), "two are too few"
     [against_flops] = [part for part in parts(folders, "flops") if isinstance(part, Drawing) and part.name == "flops"]
     assert "<svg" in against_flops.svg
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_has_no_flops_is_named_wherever_it_is_missing(resumed, tmp_path):
+    """An older journal does not count them; once a newer version has gone on with its run, it does."""
+    old = priced(tmp_path / "old", "mlm_tiny", 1, 2e9, 3.0)
+    priced(tmp_path / "old-2", "mlm_tiny", 2, 2e9, 3.0)
+    for seed, number in itertools.product((1, 2), (1, 2, 3)):
+        fields = {"training.learning_rate": number / 1e4}
+        priced(tmp_path / f"new-{number}-{seed}", "three_ml_tiny", seed, 2e9, 3.0 + number / 10, **fields)
+    (start, *lines) = [json.loads(line) for line in (old / "journal.jsonl").read_text().splitlines()]
+    resume = [start | {"kind": "resume"}] if resumed else []
+    write_lines(old, [{name: value for name, value in start.items() if name != "plain_flops_per_token"},
+                      *resume, *lines])  # fmt: skip
+    priced(tmp_path / "lower", "mlm_tiny", 1, 2e9, 3.4, **{"training.learning_rate": 1e-6})
+    folders = read_folders([tmp_path])
+    notes = {part.title: part.note for part in parts(folders, "flops")}
+    told = {title for title, note in notes.items() if "Without the FLOPs of old: " in note}
+    missing = {"Loss against FLOPs", "Minimal pairs of checkpoints against FLOPs", "Costs", "Quality beside cost",
+               "Validation loss against PFLOP, plain", "Minimal pairs against PFLOP, plain", "FLOPs to quality",
+               "Settings of mlm_tiny",
+               *(title for title in notes if title.endswith(", seed by seed"))}  # fmt: skip
+    assert missing < notes.keys()
+    assert told == (set() if resumed else missing)
+    [drawn] = [part for part in parts(folders) if isinstance(part, Drawing) and part.name == "flops"]
+    assert (">old<" in drawn.svg) == resumed
+    assert not any("Without the FLOPs" in part.note for part in parts(folders) if "econds" in part.title)
+
+
+def test_checkpoints_whose_results_do_not_say_their_seconds_are_told_of(tmp_path):
+    for name in ("mlm_tiny", "mae_lm_tiny"):
+        run = write_curve(tmp_path / name, name, 3.0, 100)
+        put(run, *(pairs(name, step / 2000, step=step) for step in (500, 1000)))
+    result = next((tmp_path / "mlm_tiny" / "downstream").iterdir())
+    found = json.loads(result.read_text())
+    del found["model"]["pretraining_seconds"]
+    result.write_text(json.dumps(found))
+    for by in ("seconds", "flops"):
+        told = [part.title for part in parts(read_folders([tmp_path]), by) if "pretraining_seconds" in part.note]
+        assert told == ["Time to quality"] * (by == "seconds") + ["Minimal pairs of checkpoints against seconds"]
 
 
 def test_that_seconds_of_other_cards_do_not_compare_is_said_beside_seconds_alone(tmp_path):
@@ -631,6 +678,29 @@ def test_labels_stand_at_their_points_and_the_front_is_edged():
     edged = [line for line in axes.lines if line.get_markeredgecolor() == "black" and line.get_linestyle() == "None"]
     assert {(line.get_xdata()[0], line.get_ydata()[0]) for line in edged} == {points["a"], points["b"]}
     assert [tuple(x) for x in axes.lines[1].get_xydata()] == [points["b"], points["a"]], "a line in the family's order"
+
+
+def test_labels_of_points_close_together_cover_neither_each_other_nor_a_point():
+    """Thirty points, five of them in one place and four in corners of the axes."""
+    random = np.random.default_rng(0)
+    places = [*random.normal((0, 0), (1, 1), (21, 2)), *[(2.0, 2.0)] * 5, (-3, -3), (-3, 3), (3, -3), (3, 3)]
+    points = {str(number): (float(x), float(y)) for number, (x, y) in enumerate(places)}
+    families = [plots.Family(f"family {some}", Look(some), {str(one): f"0.{one}5" for one in range(some, 30, 3)})
+                for some in range(3)]  # fmt: skip
+    found = []
+    for _ in range(2):
+        figure = plots.families(points, ["0", "1"], "cost", "loss", families)
+        figure.draw_without_rendering()
+        axes, half = figure.axes[0], 3 * figure.dpi / 72
+        boxes = [Text.get_window_extent(text) for text in axes.texts]
+        markers = [Bbox([(x - half, y - half), (x + half, y + half)])
+                   for x, y in axes.transData.transform(list(points.values()))]  # fmt: skip
+        assert len(boxes) == 30
+        assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+        assert not any(box.overlaps(marker) for box in boxes for marker in markers)
+        assert all(axes.bbox.containsx(x) and axes.bbox.containsy(y) for box in boxes for x, y in box.get_points())
+        found.append(plots.svg(figure))
+    assert found[0] == found[1]
 
 
 def test_a_number_that_varies_is_one_number_in_all(tmp_path):

@@ -173,7 +173,7 @@ def run_bench(options: BenchOptions) -> None:
             except (RuntimeError, MemoryError) as error:  # beside all others' weights
                 if not is_out_of_memory(error):
                     raise
-                console.warn(f"{stepper.entry.name}: {stepper.entry.rows} rows no longer fit the memory, left out")
+                _leave_out(stepper.entry)
                 steppers.remove(stepper)
         if steppers:
             left = (time.perf_counter() - began) / number * (options.rounds - number)
@@ -255,8 +255,12 @@ def built(entry: Entry, device: torch.device) -> Stepper | None:
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-    console.warn(f"{entry.name}: {entry.rows} rows do not fit the memory")
+    _leave_out(entry)
     return None
+
+
+def _leave_out(entry: Entry) -> None:
+    console.warn(f"{entry.name}: {entry.rows} rows do not fit the memory, left out")
 
 
 def _built(entry: Entry, device: torch.device) -> Stepper:

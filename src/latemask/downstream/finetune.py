@@ -24,6 +24,7 @@ from latemask.downstream.lanes import Lane, whole
 from latemask.downstream.problem import Evaluation, Problem, evaluated, score_of
 from latemask.downstream.settings import Settings
 from latemask.downstream.stepper import Labels, Stepper, autocast
+from latemask.downstream.tasks import ALWAYS
 from latemask.errors import Refusal
 from latemask.hf.loading import TransformersEncoder
 from latemask.hf.source import Source
@@ -240,7 +241,7 @@ def result_of(
     if evaluation.is_constant:
         reasons.append("every prediction is the same")
     if score <= baseline + 1e-9:
-        reasons.append("no better than the majority class")
+        reasons.append(f"no better than always answering {ALWAYS[task.kind]}")
     if evaluation.broken:
         reasons.append(f"{evaluation.broken:,} outputs are not finite, and counted as zeros")
     if training.skipped > training.updates / 2:

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from latemask.downstream.options import FinetuneOptions
 from latemask.downstream.settings import Settings
-from latemask.downstream.tasks import Task
+from latemask.downstream.tasks import ALWAYS, Task
 
 Size = Literal["base", "large"]
 DIMENSIONS = ("epochs", "learning_rate", "batch_rows", "warmup_share")
@@ -123,14 +123,21 @@ def summarize(results: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     beside it.
 
     Keys: model, task, data (fingerprint of each split), title, metric, subset, settings (of the best point), seeds
-    {seed: score}, median, spread (min, max, deviation), scores (split -> metric -> median), majority, degenerate (how
-    many of the seeds), points (settings tried), runs, seconds. A setting with fewer seeds than the most any has is not
-    chosen.
+    {seed: score}, median, spread (min, max, deviation), scores (split -> metric -> median), task_kind, majority (as
+    ``majority_said``), degenerate (how many of the seeds), degenerate_because, points (settings tried), runs, seconds.
+    A setting with fewer seeds than the most any has is not chosen.
     """
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for result in results:
         groups[entry_of(result)].append(result)
     return [_summary(group) for _, group in sorted(groups.items(), key=lambda item: item[0])]
+
+
+def majority_said(summary: Iterable[Mapping[str, Any]]) -> str:
+    """What the scores called majority in a summary are, as a sentence; "" where older results do not say the kind of
+    their task."""
+    answers = dict.fromkeys(ALWAYS[row["task_kind"]] for row in summary if row["task_kind"] in ALWAYS)
+    return f"Majority: the score of always answering {' or '.join(answers)}." if answers else ""
 
 
 def entry_of(result: Mapping[str, Any]) -> tuple[str, ...]:
@@ -174,8 +181,10 @@ def _summary(group: list[Mapping[str, Any]]) -> dict[str, Any]:
             "deviation": statistics.stdev(scores) if scores[1:] else 0.0,
         },
         "scores": medians,
+        "task_kind": first.get("task_kind"),
         "majority": first["majority"],
         "degenerate": sum(run["degenerate"] for run in best),
+        "degenerate_because": sorted({why for run in best for why in run.get("degenerate_because", ())}),
         "points": len(by_setting),
         "runs": len(group),
         "seconds": sum(run["train_seconds"] for run in group),

@@ -16,7 +16,7 @@ from typing import Any
 from latemask import console
 from latemask.downstream.claims import ANEW, is_done, read_results, who_is_at
 from latemask.downstream.glue import HUB, HUB_SPLITS, paths_of
-from latemask.downstream.grid import NEEDED, base_settings, entry_of, said, summarize
+from latemask.downstream.grid import NEEDED, base_settings, entry_of, majority_said, said, summarize
 from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions, refuse_unread
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
@@ -243,6 +243,8 @@ def print_summary(summary: list[dict[str, Any]], out: Path) -> None:
     for weights in dict.fromkeys(row["model"]["weights"] for row in summary):
         rows = [row for row in summary if row["model"]["weights"] == weights]
         console.table(f"{rows[0]['model']['folder']}, in {out}", heads, columns(rows))
+        if told := majority_said(rows):
+            console.say(told)
         marks = [f"{row['title']} {split}: {mark}" for row in rows for split, mark in row["subset"].items()]
         if marks:
             console.say(f"Subsets, not to be set beside published numbers: {'; '.join(marks)}")

@@ -12,6 +12,11 @@ from latemask.errors import Refusal
 Kind = Literal["classification", "regression", "tokens", "similarity", "span"]
 """A class or a number for a text or a pair; a class for each word; a number for a pair by the cosine of two vectors;
 the place of an answer in a paragraph."""
+CLASS, MEAN = "the training data's commonest class", "the training data's mean"
+ALWAYS: Mapping[Kind, str] = {
+    "classification": CLASS, "tokens": CLASS, "regression": MEAN, "similarity": MEAN, "span": "nothing",
+}  # fmt: skip
+"""The one answer to everything whose score stands as majority beside a task's."""
 NO_LABEL = -100
 """Label of a token that does not count."""
 

@@ -30,9 +30,10 @@ class Each:
 
 @dataclass(frozen=True)
 class ListOf:
-    """A list of one or more of this form."""
+    """A list of one or more of this form; empty where it may be."""
 
     form: Any
+    may_be_empty: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,9 @@ FORMS: dict[str, Any] = {
         "few_vectors": FLAG})},
     "finetune": {
         "task": TEXT, "title": TEXT, "metric": TEXT, "score": NUMBER, "scores": SCORES, "majority": SCORES,
-        "degenerate": FLAG, "subset": Each(TEXT, may_be_empty=True), "model": {**MODEL, "weights": TEXT}, "seed": WHOLE,
+        "task_kind": IfThere(TEXT), "degenerate": FLAG,
+        "degenerate_because": IfThere(ListOf(TEXT, may_be_empty=True)),
+        "subset": Each(TEXT, may_be_empty=True), "model": {**MODEL, "weights": TEXT}, "seed": WHOLE,
         "data": Each(FINGERPRINT), "settings": SETTINGS, "train_seconds": NUMBER, "versions": {},
         "card": OrNull(TEXT)},
     "evaluation": {"suite": TEXT, "model": MODEL, "options": IfThere({}),
@@ -113,7 +116,7 @@ def _check(file: Path, where: str, value: Any, form: Any) -> None:
             for name, item in value.items():
                 _check(file, _inside(where, name), item, form.form)
         case ListOf():
-            if not isinstance(value, list) or not value:
+            if not isinstance(value, list) or not (value or form.may_be_empty):
                 _refuse(file, where, value, "a list with something in it")
             for number, item in enumerate(value):
                 _check(file, f"{where}[{number}]", item, form.form)

@@ -128,6 +128,13 @@ def other_cards(runs: Sequence[RunFolder]) -> list[str]:
     return [f"On different cards, so seconds do not compare: {', '.join(cards)}."] if len(cards) > 1 else []
 
 
+def without_flops(runs: Sequence[RunFolder]) -> list[str]:
+    """Which runs no FLOPs are known of, and why."""
+    names = ", ".join(dict.fromkeys(run.name for run in runs if run.cost("flops") is None))
+    why = "their journals do not count them (no plain_flops_per_token), as those of older versions"
+    return [f"Without the FLOPs of {names}: {why}."] if names else []
+
+
 def data_of(evaluation: Mapping[str, Any]) -> str:
     """The name of the data that were evaluated on: of the file, where one of the folder's was asked for."""
     return _path_of(evaluation).name

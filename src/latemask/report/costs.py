@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from latemask.config import Run, typed
 from latemask.errors import Refusal
+from latemask.report.comparable import without_flops
 from latemask.report.folders import RunFolder
 from latemask.report.published import compute_share
 from latemask.report.tables import Table, Value
@@ -39,6 +40,8 @@ def costs_table(runs: Sequence[RunFolder]) -> Table | None:
         note += " Published: 3ML's abstract (78 % base, 68 % large); how that was counted is not known."
     else:
         columns, rows = columns[:7] + columns[8:], [row[:7] + row[8:] for row in rows]
+    if lacking := without_flops([run for run in runs if run.reached["tokens"]]):
+        note += f" {lacking[0]}"
     if missing:
         note += (" Nothing is computed for runs whose settings this version cannot read in their journal: "
                  f"{'; '.join(missing)}.")  # fmt: skip

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import get_args
 
 from latemask.report import plots
-from latemask.report.comparable import ROWS_NOTE, SUBSET, differing, marks, told_apart, why_losses_do_not
-from latemask.report.downstream import Entry, averages
+from latemask.report.comparable import ROWS_NOTE, SUBSET, differing, marks, told_apart, why_losses_do_not, without_flops
+from latemask.report.downstream import Entry, averages, without_seconds
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Drawing, anchor
 from latemask.training.plateau import NAME
@@ -18,20 +18,25 @@ OF_WHAT = {"step": "steps", "seconds": "seconds", "flops": "FLOPs"}
 
 
 def loss_drawings(runs: Sequence[RunFolder]) -> list[Drawing]:
-    """Loss against steps, seconds and FLOPs; what does not compare in any of the three is said under the first."""
+    """Loss against steps, seconds and, of runs that they are known of, FLOPs; what does not compare in any of the three
+    is said under the first."""
     note = why_losses_do_not(runs)
     if len({run.rewrites for run in runs}) > 1:
         note = f"{note} {ROWS_NOTE}".strip()
-    journals, looks = {run.name: run.lines for run in runs}, {run.name: run.look for run in runs}
     rewriting = [run.name for run in runs if run.rewrites]
     levels = levels_of(runs)
     drawings = []
     for against in get_args(plots.Against):
-        figure = plots.losses(journals, against, looks, rewriting)
+        shown = [run for run in runs if against != "flops" or run.cost("flops") is not None]
+        if not shown:
+            continue
+        looks = {run.name: run.look for run in shown}
+        figure = plots.losses({run.name: run.lines for run in shown}, against, looks, rewriting)
         for level, name in levels.items():
             plots.level(figure, level, name)
         title = f"Loss against {OF_WHAT[against]}"
-        drawings.append(Drawing(against, title, plots.svg(figure), "" if drawings else note))
+        said = without_flops(runs) if against == "flops" else [] if drawings else [note]
+        drawings.append(Drawing(against, title, plots.svg(figure), " ".join(said)))
     return drawings
 
 
@@ -90,7 +95,9 @@ def _against(by_run: dict[str, list[Entry]], across: str, differ: Iterable[str])
     marked = any(entry.subset for found in by_run.values() for entry in found)
     note = "The best setting's median over seeds at each checkpoint (MAE-LM Figure 3)." if some.is_finetuned else ""
     marked_with = "".join(mark for found in by_run.values() for entry in found for mark in entry.marks)
-    note = " ".join([note, *marks(marked_with)])
+    every = [entry for found in by_run.values() for entry in found]
+    lacking = without_seconds(every) if across == "seconds" else without_flops([entry.folder for entry in every])
+    note = " ".join([note, *marks(marked_with), *lacking])
     called, file = (told_apart(word, some.facts, differ) for word in (some.title, some.task))
     title = f"{called}{f' {SUBSET}' if marked else ''} of checkpoints against {OF_WHAT[across]}"
     looks = {name: by_run[name][0].folder.look for name in series}

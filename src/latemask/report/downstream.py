@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from latemask.downstream.grid import said, summarize
+from latemask.downstream.grid import majority_said, said, summarize
 from latemask.downstream.tasks import GLUE, SQUAD, glue_average
 from latemask.report.comparable import DEGENERATE, SUBSET, data_names, subsets
 from latemask.report.folders import RunFolder
@@ -110,6 +110,13 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
             if key not in found or _completeness(entry) >= _completeness(found[key]):
                 found[key] = entry
     return [*map(_most_complete, versions.values()), *found.values()]
+
+
+def without_seconds(found: Iterable[Entry]) -> list[str]:
+    """The runs of whose checkpoints some result does not say when they were saved."""
+    lacking = (entry for entry in found if entry.step is not None and entry.is_own and entry.seconds is None)
+    names = ", ".join(dict.fromkeys(entry.folder.name for entry in lacking))
+    return [f"Without some checkpoints of {names}: their results do not say pretraining_seconds."] if names else []
 
 
 def _of_pairs(folder: RunFolder) -> list[dict[str, Any]]:
@@ -287,20 +294,21 @@ def _note(models: Mapping[str, Sequence[Entry]]) -> str:
     if part := subsets(f"{entry.title} {split} {of}" for entry in found for split, of in entry.subset.items()):
         parts.append(part)
     failed = [
-        f"{name} on {entry.title} ({entry.summary['degenerate']} of {len(entry.summary['seeds'])} seeds)"
+        f"{name} on {entry.title} ({entry.summary['degenerate']} of {len(entry.summary['seeds'])} seeds"
+        + "".join(f": {'; '.join(because)}" for because in [entry.summary["degenerate_because"]] if because)
+        + ")"
         for name, ours in models.items()
         for entry in ours
         if entry.summary and entry.summary["degenerate"]
     ]
     if failed:
-        parts.append(f"{DEGENERATE} Degenerate: every prediction is the same, or no better than the majority class: "
-                     + "; ".join(failed) + ".")  # fmt: skip
+        parts.append(f"{DEGENERATE} Degenerate: {', '.join(failed)}.")
     return " ".join(parts)
 
 
 def tasks_table(every: Sequence[Entry]) -> Table | None:
-    """Each model and task: every seed at the best setting, which that is, and what a majority class would score."""
-    columns = ("model", "task", "metric", "median", "lowest", "highest", "seeds", "majority class", "degenerate",
+    """Each model and task: every seed at the best setting, which that is, and what one answer to all would score."""
+    columns = ("model", "task", "metric", "median", "lowest", "highest", "seeds", "majority", "degenerate",
                "best setting", "settings tried", "fine-tunings", "subset")  # fmt: skip
     rows: list[tuple[Value, ...]] = []
     tried = [version for entry in every if entry.is_finetuned for version in (entry, *entry.others)]
@@ -320,6 +328,7 @@ def tasks_table(every: Sequence[Entry]) -> Table | None:
                 f"{SUBSET} {subset}" if subset else None,
             ))  # fmt: skip
     note = "The best setting is chosen on the development set that is reported, as in the paper."
+    note += f" {majority_said(entry.summary for entry in tried if entry.summary)}".rstrip()
     if several:
         note += (" Of a task that was tried on several versions of its data the first row, of the most complete one or "
                  "else of the most fine-tunings, is what stands elsewhere on this page.")  # fmt: skip

@@ -4,7 +4,7 @@ batch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from latemask.config import Run, typed
@@ -12,15 +12,20 @@ from latemask.counts import flops_per_token
 from latemask.errors import Refusal
 
 
-def plain_flops(start: Mapping[str, Any]) -> Callable[[float], float]:
-    """FLOPs by the tokens that were trained on, from the journal's line of kind start.
+def last_start(lines: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The journal's line that says the settings and facts of the run since it began or was last resumed; empty without
+    one."""
+    begun = (line for line in reversed(lines) if line["kind"] in ("start", "resume"))
+    return next((line for line in begun if isinstance(line.get("run"), dict)), {})
 
-    One rate: the line's own count. Several: that of each, from the settings in the line; where this version cannot read
-    them, the line's mean over the whole run.
+
+def plain_flops(start: Mapping[str, Any]) -> Callable[[float], float]:
+    """FLOPs by the tokens that were trained on, from what ``last_start`` finds.
+
+    One rate: the line's own count (0 where it says none). Several: that of each, from the settings in the line; where
+    this version cannot read them, the line's mean over the whole run.
     """
-    told = (start[name] for name in ("plain_flops_per_token", "flops_per_token") if start.get(name) is not None)
-    mean = float(next(told, 0.0))
-    stages = [(0, mean)]
+    stages = [(0, float(start.get("plain_flops_per_token") or 0))]
     try:
         run = typed(Run, start.get("run"), "run.json")
     except Refusal:

@@ -12,7 +12,7 @@ import dataclasses
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +23,7 @@ from latemask.config import newer_fields
 from latemask.errors import Refusal, unreadable
 from latemask.fields import dotted
 from latemask.report.checked import FORMS, check
-from latemask.report.flops import plain_flops
+from latemask.report.flops import last_start, plain_flops
 from latemask.report.looks import MOST_RUNS, Look
 from latemask.report.price import PRICES, Cost
 from latemask.training import journal
@@ -74,10 +74,9 @@ class RunFolder:
         return [result for result in self.results if result["kind"] == kind]
 
     @cached_property
-    def start(self) -> dict[str, Any]:
+    def start(self) -> Mapping[str, Any]:
         """Settings and facts of the run since it began or was last resumed; empty without a journal."""
-        begun = (line for line in reversed(self.lines) if line["kind"] in ("start", "resume"))
-        return next((line for line in begun if isinstance(line.get("run"), dict)), {})
+        return last_start(self.lines)
 
     @cached_property
     def fields(self) -> dict[str, Any]:

@@ -31,8 +31,8 @@ def _cost(worth: Worth, by: Cost) -> float | None:
     return None if None in costs else statistics.fmean(cost for cost in costs if cost is not None)
 
 
-def _runs(material: Material, found: Sequence[Worth]) -> Sequence[RunFolder]:
-    return material.timed([run for worth in found for run in worth.runs])
+def _runs(found: Sequence[Worth]) -> list[RunFolder]:
+    return [run for worth in found for run in worth.runs]
 
 
 def _names(found: Sequence[Worth]) -> list[str]:
@@ -88,7 +88,7 @@ def _note(material: Material, found: Sequence[Worth], rows: Sequence[tuple[Value
         said += f" {ON_FRONT} On the Pareto front: no system that is as cheap is as good."
     if any(len(worth.runs) == 1 for worth in found):
         said += " Of systems with one seed it is not known which differences are seed noise."
-    return said + of_part(text) + material.apart(names) + cautions(_runs(material, found), names, text)
+    return said + of_part(text) + material.apart(names) + cautions(_runs(found), names, text, material.by)
 
 
 def _families(
@@ -116,7 +116,8 @@ def front_drawings(material: Material) -> list[Drawing]:
         points, on_front = _front(name, found, material.by)
         if not on_front:
             continue
-        having = [worth for worth in found if worth.system.name in points]
+        scored = [worth for worth in found if name in worth.scores]
+        having = [worth for worth in scored if worth.system.name in points]
         note = "Joined: the Pareto front, the best for their price. Means over seeds; the table has every system."
         families = _families(objectives, field, points) if field else []
         if field and len(families) < len(having):
@@ -128,8 +129,10 @@ def front_drawings(material: Material) -> list[Drawing]:
         else:
             looks = {worth.system.name: Look(worth.runs[0].number) for worth in having}
             drawn = plots.front(points, on_front, material.price.across, axis(name), looks)
+        if len(found) < len(material.worth):
+            note += " Without the runs that have not ended."
         marks = " ".join(measure.mark for worth in having for measure in worth.scores[name])
-        note += material.apart([name]) + cautions(_runs(material, having), [name], marks)
+        note += material.apart([name]) + cautions(_runs(scored), [name], marks, material.by)
         title = f"{name[0].upper()}{name[1:]} against {material.price.column}"
         drawings.append(Drawing(f"front-{anchor(name)}", title, plots.svg(drawn), note))
     return drawings

@@ -49,10 +49,6 @@ class Material:
     def price(self) -> Price:
         return PRICES[self.by]
 
-    def timed(self, runs: Sequence[RunFolder]) -> Sequence[RunFolder]:
-        """The runs whose seconds are compared: none where FLOPs are."""
-        return runs if self.by == "seconds" else ()
-
     @cached_property
     def runs(self) -> list[RunFolder]:
         """The folders that have a journal."""

@@ -22,6 +22,7 @@ from latemask.report.comparable import (
     of_validation,
     other_cards,
     told_apart,
+    without_flops,
 )
 from latemask.report.downstream import AVERAGE, Entry, averages
 from latemask.report.folders import RunFolder
@@ -150,9 +151,10 @@ def named_apart(found: Mapping[str, Sequence[Named]]) -> dict[str, list[Named]]:
             for run, measured in found.items()}  # fmt: skip
 
 
-def cautions(runs: Sequence[RunFolder], names: Sequence[str], cells: str) -> str:
-    """What a reader of measures of these ``names`` must know: other cards, and the marks that stand in ``cells``."""
-    said = other_cards(runs)
+def cautions(runs: Sequence[RunFolder], names: Sequence[str], cells: str, by: Cost = "seconds") -> str:
+    """What a reader of measures of these ``names`` must know: of their cost, other cards, or which runs have none in
+    FLOPs; and the marks that stand in ``cells``."""
+    said = other_cards(runs) if by == "seconds" else without_flops(runs)
     if LOSS_OF_ROWS in names and any(is_validation(name) and not name.startswith(LOSS_OF_ROWS) for name in names):
         said.append(ROWS_NOTE)
     said += marks(" ".join([*names, cells]))

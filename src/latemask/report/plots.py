@@ -21,7 +21,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from latemask.report.flops import plain_flops
+from latemask.report import labels
+from latemask.report.flops import last_start, plain_flops
 from latemask.report.looks import MOST_RUNS, Look
 from latemask.training.journal import PER_MASKED, PER_TOKEN
 from latemask.writing import write_whole
@@ -156,11 +157,9 @@ def loss_points(journal: Sequence[Mapping[str, Any]], against: Against) -> list[
     """(step, seconds or FLOPs; loss) of a journal; a loss that is not finite is left out. Points stand at the
     tokens of their step, and where a line does not say its seconds, at those of the training line before."""
     kind, tokens, seconds = kind_of_loss(journal), 0.0, 0.0
-    tokens_per_step, flops, points = None, plain_flops({}), []
+    start = last_start(journal)
+    tokens_per_step, flops, points = _tokens_per_step(start.get("run", {})), plain_flops(start), []
     for line in journal:
-        if line["kind"] == "start":
-            flops = plain_flops(line)
-            tokens_per_step = _tokens_per_step(line.get("run", {}))
         if line["kind"] == "train":
             tokens, seconds = line["tokens"], line["seconds"]
         if line["kind"] == kind and line["loss"] is not None:
@@ -271,12 +270,13 @@ def families(
         for family in members:
             style = {**family.look.style, "linestyle": "-", "linewidth": 0.6, "markersize": 6}
             drawn += axes.plot(*zip(*(points[name] for name in family.labels), strict=True), **style)
-            for name, label in family.labels.items():
+            for name in family.labels:
                 if name in on_front:
                     edge = {"linestyle": "none", "markeredgecolor": "black", "markeredgewidth": 1.2}
                     axes.plot(*points[name], **style | edge)
-                axes.annotate(label, points[name], (4, 4), textcoords="offset points", fontsize=7)
         _finished(figure, axes, across, up, drawn, [family.title for family in members])
+        texts = [(points[name], label) for family in members for name, label in family.labels.items()]
+        labels.beside(figure, axes, texts)
     return figure
 
 

@@ -141,8 +141,8 @@ def _paired(material: Material, before: RunFolder, after: RunFolder) -> Pairs:
                 )
     ranks, its_ranks = material.last_ranks[before.name], material.last_ranks[after.name]
     found |= {name: (ranks[name], its_ranks[name]) for name in ranks if name in its_ranks}
-    if runs := material.timed([before, after]):  # FLOPs have no noise
-        first, second = (Measure(run.card_seconds, is_neutral=True) for run in runs)
+    if material.by == "seconds":  # FLOPs have no noise
+        first, second = (Measure(run.card_seconds, is_neutral=True) for run in (before, after))
         found[SECONDS] = (first, second)
     return found
 
@@ -202,5 +202,5 @@ def _note(material: Material, base: System, other: System, rows: Sequence[tuple[
     if any(row[-1] == NO_SPREAD for row in rows):
         said += " Equal differences of all pairs have no spread: too few seeds to tell what is noise."
     return said + cautions(
-        material.timed(runs), [str(row[0]) for row in rows], " ".join(f"{row[1]} {row[2]}" for row in rows)
+        runs, [str(row[0]) for row in rows], " ".join(f"{row[1]} {row[2]}" for row in rows), material.by
     )

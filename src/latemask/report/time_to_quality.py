@@ -6,6 +6,7 @@ import itertools
 import statistics
 from collections.abc import Sequence
 
+from latemask.report.downstream import without_seconds
 from latemask.report.material import Material
 from latemask.report.measures import cautions
 from latemask.report.plots import Point
@@ -36,11 +37,13 @@ def time_table(material: Material) -> Table | None:
         "tells."
     )
     runs = [run for system in found for run in system.runs]
+    unpriced = [run for run in material.runs if run.cost(material.by) is None]
     worth = [material.measures[run.name] for run in runs]
     note += material.apart(list(dict.fromkeys(name for run in runs for name in curves[run.name])))
-    note += cautions(
-        material.timed(runs), names, " ".join(found[name].mark for found in worth for name in names if name in found)
-    )
+    marks = " ".join(found[name].mark for found in worth for name in names if name in found)
+    note += cautions([*runs, *unpriced], names, marks, material.by)
+    if material.by == "seconds":
+        note += "".join(f" {sentence}" for sentence in without_seconds(material.entries))
     across = [system.name for system in found]
     return crossed(material.price.quality, ("measure", "system"), names, across, cell, note) if names else None
 

@@ -157,4 +157,4 @@ def _note(
     if any(len(trial.worth.runs) == 1 for trial in trials):
         said += " Of trials with one seed it is not known which differences are seed noise."
     cells = " ".join(str(cell) for row in rows for cell in row)
-    return said + of_part(cells) + material.apart(names) + cautions(material.timed(runs), names, cells)
+    return said + of_part(cells) + material.apart(names) + cautions(runs, names, cells, material.by)
