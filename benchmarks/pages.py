@@ -59,14 +59,17 @@ PAGES: Mapping[str, Page] = {
     "squad": Page("mlm,seed=3 mae_lm,seed=3 three_ml,seed=3"),
     "equal-seconds": Page("../objectives/mlm,seed=4 ../objectives/mae_lm,seed=4 mae_lm,seconds=355,seed=4",
                           "MAE-LM in MLM's seconds"),
+    "half-corpus": Page("../equal-seconds/mae_lm,seconds=355,seed=4 mae_lm,seconds=355,seed=4",
+                        "One schedule of MAE-LM, on the whole corpus and on half of it"),
     "checkpoints": Page("mlm,seed=4 mae_lm,seed=4 three_ml_self,seed=4 three_ml,seed=4 roberta,seed=4",
                         "On the way, by FLOPs: the runs shared their cards, and their seconds say little", "flops"),
     "time": Page("roberta three_ml_self ../objectives/mlm,seed=2 ../objectives/mae_lm,seed=2 "
                  "../objectives/three_ml_self,seed=2",
                  "Time to quality: transformers' RoBERTa beside ours, base size, 250 M tokens"),
-    "three-ml": Page("../masks/mlm k=0,rate=0.3 k=0,rate=0.4 k=0,rate=0.5 k=3,rate=0.5 k=6,rate=0.3 k=6,rate=0.4 "
-                     "k=6,rate=0.5 k=9,rate=0.15 k=9,rate=0.3 k=9,rate=0.4 k=9,rate=0.5 k=9,rate=0.6 self,rate=0.15 "
-                     "self,rate=0.3 self,rate=0.4 self,rate=0.5 cross,rate=0.3 cross,rate=0.5",
+    "three-ml": Page("../masks/mlm k=0,rate=0.3 k=0,rate=0.4 k=0,rate=0.5 k=0,rate=0.6 k=3,rate=0.3 k=3,rate=0.5 "
+                     "k=6,rate=0.15 k=6,rate=0.3 k=6,rate=0.4 k=6,rate=0.5 k=6,rate=0.6 k=9,rate=0.15 k=9,rate=0.3 "
+                     "k=9,rate=0.4 k=9,rate=0.5 k=9,rate=0.6 self,rate=0.15 self,rate=0.3 self,rate=0.4 self,rate=0.5 "
+                     "cross,rate=0.3 cross,rate=0.5",
                      "3ML's joins and rates, by FLOPs: the runs shared their cards, and their seconds say little",
                      "flops"),
     "three-ml-seconds": Page(" ".join(["../masks/mlm", *(f"../three-ml/{trial}" for trial in TIMED)]),
