@@ -81,7 +81,7 @@ PAGES: Mapping[str, Page] = {
                             "../masks/decoder_causal_cross delta=0.25 ../delta/delta=0.25"),
     "masks-4e-4": Page(WAYS),
     "delta-4e-4": Page("../masks-4e-4/mae_lm delta=0.5 ../masks-4e-4/mask_in_encoder"),
-    "repeated": Page("first second"),
+    "repeated": Page("first second ../objectives/mlm,seed=4 mlm,seed=4"),
     "collapse": Page("mlm,rate=4e-4 mlm,small,rate=4e-4 mlm,small,rate=8e-4 mae_lm,rate=2e-4 mae_lm,centred,rate=2e-4 "
                      "mae_lm,rate=4e-4 mae_lm,centred,rate=4e-4 mae_lm,small,rate=4e-4 roberta,small,rate=4e-4"),
     "tuning": Page(" ".join(f"{system},{trial}" for system, trials in TUNED.items() for trial in trials),
