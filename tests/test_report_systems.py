@@ -717,3 +717,17 @@ def test_a_number_that_varies_is_one_number_in_all(tmp_path):
     assert varies(*rates, {"masking.rate": 0.3, "training.steps": 7}, other, other) is None
     assert varies({"training.precision": "bf16"}, {"training.precision": "fp32"}) is None
     assert varies(other) is None
+
+
+def test_an_axis_of_a_long_name_stays_in_the_figure():
+    up = "validation loss, text where word frequencies alone reach 7.0295, nats per masked token"
+    for figure in (
+        plots.lines({"a": [(0, 1), (1, 2)]}, "cost", up),
+        plots.front({"a": (1, 2)}, ["a"], "cost", up, {"a": Look(0)}),
+    ):
+        figure.draw_without_rendering()
+        [label] = [axes.yaxis.label for axes in figure.axes]
+        assert label.get_text().split() == up.split()
+        low, high = label.get_window_extent().intervaly
+        assert 0 <= low < high <= figure.bbox.ymax
+        plots.plt.close(figure)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import textwrap
 import warnings
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -42,6 +43,8 @@ STYLE: Any = {
 SIZE_INCHES = (5.4, 3.4)
 MOST_INSIDE, LONGEST_INSIDE, LONGEST = 4, 24, 56
 """A legend with more names than this, or longer ones, stands below; the middle of a name longer still is left out."""
+LONGEST_UP = 44
+"""Characters of a line that names the vertical axis."""
 INCHES_PER_CHARACTER, INCHES_PER_LINE = 0.075, 0.18
 
 Point = tuple[float, float]
@@ -71,7 +74,7 @@ def lines(
         drawn = {
             name: _draw(axes, looks[name], points, (hollow or {}).get(name, ())) for name, points in series.items()
         }
-        axes.set(xlabel=across, ylabel=up, title=title)
+        axes.set(xlabel=across, ylabel=textwrap.fill(up, LONGEST_UP), title=title)
         if log_x:
             axes.set_xscale("log")
         entries = {name: drawn[name] for name in told}
@@ -288,7 +291,7 @@ def _stairs(points: Sequence[Point]) -> tuple[Figure, Axes]:
 
 
 def _finished(figure: Figure, axes: Axes, across: str, up: str, drawn: Sequence[Line2D], names: Sequence[str]) -> None:
-    axes.set(xlabel=across, ylabel=up)
+    axes.set(xlabel=across, ylabel=textwrap.fill(up, LONGEST_UP))
     axes.margins(0.1)
     _legend(figure, axes, drawn, names)
 
