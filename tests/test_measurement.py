@@ -86,6 +86,20 @@ def test_a_result_is_not_lost_to_another_measurement(run, options, here, monkeyp
     assert file.read_bytes() != first
 
 
+def test_a_result_in_its_usual_place_is_the_same_from_another_folder_and_through_a_link(here, monkeypatch):
+    (here / "link").symlink_to("run")
+    masked_loss = EvaluateOptions("run", "masked-loss", "a.txt", rows=2, row_tokens=20)
+    rank = RankOptions("run", "a.txt", tokens=50, device="cpu")
+    found = evaluate(masked_loss)
+    run_rank(rank)
+    files = sorted((here / "run").rglob("*.json"))
+    assert evaluate(dataclasses.replace(masked_loss, model="link"))["model"] | {"folder": "run"} == found["model"]
+    run_rank(dataclasses.replace(rank, model="link"))
+    monkeypatch.chdir("run")
+    evaluate(dataclasses.replace(masked_loss, model=".", data="../a.txt"))
+    assert sorted((here / "run").rglob("*.json")) == files
+
+
 def test_a_checkpoint_that_has_been_trained_on_is_another(here):
     options = RankOptions("run", "a.txt", tokens=50, device="cpu")
     run_rank(options)
