@@ -213,8 +213,9 @@ def test_a_folder_of_other_runs_is_refused_before_anything_is_written(data, tmp_
 
 def test_a_sweep_that_did_not_fit_its_card_goes_on_in_fewer_rows_at_once(swept, data, tmp_path, capsys):
     swept = shutil.copytree(swept, tmp_path / "swept")
-    assert sweep(tiny_run("delta", steps=2, micro_rows=1, recompute=True), DELTAS, data, swept) == 0
-    assert capsys.readouterr().out.count(": done") == len(NAMES)
+    for values in (DELTAS, ["masking.delta=.5"]):
+        assert sweep(tiny_run("delta", steps=2, micro_rows=1, recompute=True), values, data, swept) == 0
+    assert capsys.readouterr().out.count(": done") == len(NAMES) + 1
 
 
 def test_a_sweep_from_before_there_were_graphs_goes_on(swept, data, tmp_path, capsys):
