@@ -78,7 +78,12 @@ def test_a_result_is_not_lost_to_another_measurement(run, options, here, monkeyp
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(passes, "_of_encoder", None)
         patch.setattr(checkpoint, "read_pretrainer", None)
-        for change in ({"data": "b.txt"}, {"rate": 0.3}, {"rows" if run is evaluate else "tokens": 30}):
+        for change in (
+            {"data": "b.txt"},
+            {"rate": 0.3},
+            {"rows" if run is evaluate else "tokens": 30},
+            {"row_tokens": 10},
+        ):
             with pytest.raises(Refusal, match=f"{file.name}: found a result with .*--overwrite"):
                 run(dataclasses.replace(options, **change))
     assert file.read_bytes() == first
@@ -86,13 +91,31 @@ def test_a_result_is_not_lost_to_another_measurement(run, options, here, monkeyp
     assert file.read_bytes() != first
 
 
+def test_a_result_in_its_usual_place_is_the_same_from_another_folder_and_through_a_link(here, monkeypatch):
+    (here / "link").symlink_to("run")
+    masked_loss = EvaluateOptions("run", "masked-loss", "a.txt", rows=2, row_tokens=20)
+    rank = RankOptions("run", "a.txt", tokens=50, device="cpu")
+    found = evaluate(masked_loss)
+    run_rank(rank)
+    files = sorted((here / "run").rglob("*.json"))
+    assert evaluate(dataclasses.replace(masked_loss, model="link"))["model"] | {"folder": "run"} == found["model"]
+    run_rank(dataclasses.replace(rank, model="link"))
+    monkeypatch.chdir("run")
+    evaluate(dataclasses.replace(masked_loss, model=".", data="../a.txt"))
+    assert sorted((here / "run").rglob("*.json")) == files
+
+
 def test_a_checkpoint_that_has_been_trained_on_is_another(here):
     options = RankOptions("run", "a.txt", tokens=50, device="cpu")
+    masked_loss = EvaluateOptions("run", "masked-loss", "a.txt", rows=2, row_tokens=20, out="found.json")
     run_rank(options)
+    evaluate(masked_loss)
     [step] = (here / "run").glob("step-*")
     step.rename(step.with_name("step-0000077"))
     with pytest.raises(Refusal, match=r"found a result with step \d+; wanted one with step 77"):
         run_rank(dataclasses.replace(options))
+    with pytest.raises(Refusal, match=r"found a result with model\.step \d+; wanted one with model\.step 77"):
+        evaluate(masked_loss)
 
 
 def test_a_benchmark_of_other_entries_is_another(tmp_path, monkeypatch):
@@ -102,3 +125,6 @@ def test_a_benchmark_of_other_entries_is_another(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "built", None)
     with pytest.raises(Refusal, match=r'b\.json: found a result with options\.only \["mlm"\]; wanted one with'):
         bench.run_bench(dataclasses.replace(options, only=("mae_lm",)))
+    for name in ("rounds", "steps"):
+        with pytest.raises(Refusal, match=rf"wanted one with options\.{name} 2\."):
+            bench.run_bench(dataclasses.replace(options, **{name: 2}))

@@ -200,6 +200,9 @@ def test_the_same_command_with_the_flags_that_are_advised_trains(given, latemask
     assert [path.name for path in (tmp_path / "out").glob("step-*")] == ["step-0000000"]
     _, rows, *flags = re.search(r", or set ([^:]*):", line)[1].split()
     command[command.index("--training.micro-rows") + 1] = rows
+    with pytest.MonkeyPatch.context() as patch:
+        breaks(patch, torch.Tensor, "backward", ON_CARD)
+        assert f"{int(rows)} rows at once" in latemask(*command, *flags)[1]
     assert latemask(*command, *flags)[0] == 0
 
 

@@ -703,6 +703,18 @@ def test_labels_of_points_close_together_cover_neither_each_other_nor_a_point():
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("label", ["0.5", "a label as long as half of the figure is wide"])
+def test_a_label_stands_off_the_line_and_inside_the_axes(label):
+    points = {str(number): (float(number), float(number)) for number in range(3)}
+    figure = plots.families(points, ["0"], "cost", "loss", [plots.Family("one", Look(0), dict.fromkeys(points, label))])
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    line = axes.transData.transform([(x, x) for x in np.linspace(0, 2, 200)])
+    for box in (Text.get_window_extent(text) for text in axes.texts):
+        assert not any(box.contains(x, y) for x, y in line)
+        assert all(axes.bbox.containsx(x) and axes.bbox.containsy(y) for x, y in box.get_points())
+
+
 def test_a_number_that_varies_is_one_number_in_all(tmp_path):
     def varies(*runs: dict[str, Any]) -> str | None:
         for number, fields in enumerate(runs):

@@ -27,7 +27,7 @@ from latemask.report.folders import read_folders
 from latemask.report.page import ReportOptions, run_report
 from latemask.training import checkpoint, loop
 from latemask.training.loop import PREEMPTED, Diverged, pretrain
-from reported import masked_loss, put, write_journal
+from reported import masked_loss, put, study, write_journal
 from training_support import assert_same_bits, lines_of, tiny_run, write_store
 
 DELTAS = ["masking.delta=0,.5,1"]
@@ -184,6 +184,21 @@ def test_other_settings_data_or_fields_in_the_same_folder_are_refused(swept, dat
     assert folders_of(begun) == [NAMES[1]]
 
 
+def test_another_recipe_in_the_same_folder_is_refused_by_that_alone(data, tmp_path):
+    pretrain(replace(tiny_run("mlm", steps=2), {"training.seed": 1}), data, tmp_path / "training.seed=1")
+    with pytest.raises(Refusal, match=r'found a run with recipe "mlm_tiny"; wanted recipe "mae_lm_tiny"\. Give'):
+        sweep(tiny_run("mae_lm", steps=2), ["training.seed=1"], data, tmp_path)
+
+
+def test_other_results_in_a_sweep_s_folder_do_not_stand_in_its_way(swept, tmp_path, capsys):
+    swept = shutil.copytree(swept, tmp_path / "swept")
+    finish(swept)
+    told = capsys.readouterr().out
+    (swept / "another.json").write_text(json.dumps(study("another")))
+    finish(swept)
+    assert capsys.readouterr().out == told
+
+
 def test_a_folder_of_other_runs_is_refused_before_anything_is_written(data, tmp_path):
     """What the table would show as a point of the sweep: a run of any name in it, and the folder that is a run."""
     out, run = tmp_path / "runs", tiny_run("delta", steps=2)
@@ -198,8 +213,9 @@ def test_a_folder_of_other_runs_is_refused_before_anything_is_written(data, tmp_
 
 def test_a_sweep_that_did_not_fit_its_card_goes_on_in_fewer_rows_at_once(swept, data, tmp_path, capsys):
     swept = shutil.copytree(swept, tmp_path / "swept")
-    assert sweep(tiny_run("delta", steps=2, micro_rows=1, recompute=True), DELTAS, data, swept) == 0
-    assert capsys.readouterr().out.count(": done") == len(NAMES)
+    for values in (DELTAS, ["masking.delta=.5"]):
+        assert sweep(tiny_run("delta", steps=2, micro_rows=1, recompute=True), values, data, swept) == 0
+    assert capsys.readouterr().out.count(": done") == len(NAMES) + 1
 
 
 def test_a_sweep_from_before_there_were_graphs_goes_on(swept, data, tmp_path, capsys):

@@ -252,6 +252,8 @@ def test_places_are_named_as_they_were_given(tmp_path, monkeypatch):
         with pytest.raises(Refusal) as refused:
             check_free(Path(place), False, "mark")
         assert refused.value.where == str(Path(place))
+    with pytest.raises(Refusal, match=r"^file: found a file; wanted a folder to write into$"):
+        check_free(Path("file/below"), True, "mark")
     with written_aside(Path("new")), pytest.raises(Refusal, match=r"^new: found another process"), \
          written_aside(Path("new")):  # fmt: skip
         pass

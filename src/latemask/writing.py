@@ -120,6 +120,7 @@ def check_free(out: Path, overwrite: bool, mark: str, line: str = "") -> None:
         with _locked(place, out):
             _clear(place)
     if not place.exists():
+        check_folder(out.parent)
         return
     if os.path.ismount(place):
         raise Refusal(out, "a mounted disk itself", "a folder on it")

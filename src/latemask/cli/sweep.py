@@ -237,7 +237,7 @@ def _check(out: Path, run: Run, values: dict[str, list[Any]], found: Sequence[Po
         differing = differences(*(json.loads(each.to_json()) for each in (held, planned.get(name, run))))
         free = FITTING if name in planned else (*FITTING, *values)
         if other := [one for one in differing if one[0] not in free]:
-            wanted, was = told(other)
+            wanted, was = told([one for one in other if one[0] == "recipe"] or other)
             raise Refusal(folder, f"a run with {was}", wanted, "Give the same flags, or another --out")
 
 
@@ -292,12 +292,12 @@ def _train(run: Run, data: Path, folder: Path) -> tuple[dict[str, Any], bool]:
 
 def finish(out: Path) -> None:
     """Print the sweep's table and the next command, and draw the trends of what is there."""
-    from latemask.report.folders import read_folders
+    from latemask.report.folders import in_order, read_folders
     from latemask.report.material import Material
     from latemask.report.tables import distinct
     from latemask.report.trend import trend_drawings, trend_table
 
-    material = Material.of(read_folders([out]))
+    material = Material.of(read_folders(sorted(filter(_holds_run, out.iterdir()), key=in_order)))
     runs, fields = material.folders, material.folders[0].varied
     table = trend_table(material, fields, runs)
     console.table(table.title, table.columns, table.rows)

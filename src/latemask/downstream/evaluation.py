@@ -123,9 +123,10 @@ def _facts(options: EvaluateOptions, fills_masks: bool = False) -> tuple[Source,
 
 def _refuse_another(options: EvaluateOptions, origin: dict[str, Any]) -> None:
     """Raise ``Refusal`` where the result of another measurement is where this one's goes; see ``Source.origin``."""
-    wanted = {"kind": "evaluation", "suite": options.suite, "options": _asked(options, bool(origin))}
-    refuse_another(_place(options, origin.get("step")), wanted | ({"model": origin} if origin else {}),
-                   options.overwrite)  # fmt: skip
+    wanted: dict[str, Any] = {"kind": "evaluation", "suite": options.suite}
+    wanted |= {"options": _asked(options, bool(origin))} if options.out else {}  # else the file's name says them
+    wanted |= {"model": origin} if origin else {}
+    refuse_another(_place(options, origin.get("step")), wanted, options.overwrite)
 
 
 def _device() -> torch.device:

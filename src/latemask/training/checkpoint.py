@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from latemask import console
 from latemask.config import Run, typed
 from latemask.errors import Refusal, kind_of, unreadable
-from latemask.writing import file_checksum, json_checksum, remove, write_whole, written_aside
+from latemask.writing import file_checksum, folder_of, json_checksum, remove, write_whole, written_aside
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -255,7 +255,7 @@ def origin(step: Path) -> dict[str, Any]:
     """What results say of the checkpoint that they were measured at: ``run``, ``step``, ``pretraining_seconds`` and
     ``recipe``."""
     return {
-        "run": Path(os.path.abspath(step)).parent.name,
+        "run": folder_of(step).resolve().name,
         "step": step_number(step),
         "pretraining_seconds": read_state(step).seconds,
         "recipe": read_run(step).recipe,
