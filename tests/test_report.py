@@ -385,6 +385,14 @@ def test_folders_of_one_name_are_told_apart_and_one_folder_is_read_once(tmp_path
     assert names == [f"{tmp_path.name}/a/x", "b/x", "c/a/x", "y"], "no more of a path than it takes"
 
 
+def test_a_folder_of_runs_that_holds_a_result_of_its_own_is_both(tmp_path):
+    runs = put(tmp_path / "runs", point("rte", 0.6, run="c"))
+    for name in ("b", "a"):
+        write_journal(runs / name)
+    assert [(run.name, bool(run.lines), len(run.results)) for run in read_folders([runs])] == [
+        ("a", True, 0), ("b", True, 0), ("runs", False, 1)]  # fmt: skip
+
+
 def test_refusals(tmp_path, capsys):
     with pytest.raises(Refusal, match="journal"):
         read_folders([tmp_path])

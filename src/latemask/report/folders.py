@@ -319,7 +319,7 @@ def _expanded(place: Path) -> list[Path]:
     if place.is_file() or (place / JOURNAL).is_file():
         return [place]
     inside = sorted((path for path in place.iterdir() if (path / JOURNAL).is_file()), key=in_order)
-    return inside if inside and not _results(place)[0] else [place]
+    return [*inside, place] if not inside or _results(place)[0] else inside
 
 
 def _results(folder: Path) -> tuple[list[dict[str, Any]], list[Refusal]]:
