@@ -27,6 +27,7 @@ from latemask.joins import Join, late
 from latemask.model.pretrainer import Pretrainer
 from latemask.model.stack import Block
 from latemask.study import cost
+from latemask.text.store import open_store
 
 
 def sized(name: str, vocabulary: int, **fields: object) -> Run:
@@ -351,6 +352,17 @@ def test_any_field_of_the_recipe_can_be_changed(capsys):
     assert f"{changed.plain_ratio:.1%}" in said
     with pytest.raises(Refusal, match="no recipe"):
         run_cost([])
+
+
+def test_with_data_the_cost_is_that_of_its_vocabulary(data, tmp_path, capsys):
+    run_cost(["mlm_tiny", "--masking.rate", ".4", "--data", str(data)])
+    few = capsys.readouterr().out
+    run_cost(["mlm_tiny", "--masking.rate", ".4", "--vocabulary", str(open_store(data).vocabulary)])
+    assert few == capsys.readouterr().out
+    run_cost(["mlm_tiny", "--masking.rate", ".4"])
+    assert few != capsys.readouterr().out
+    with pytest.raises(Refusal, match=r"store\.json"):
+        run_cost(["mlm_tiny", "--data", str(tmp_path)])
 
 
 def test_the_recipe_to_begin_with_follows_from_the_machine(tmp_path, monkeypatch):

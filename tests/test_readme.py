@@ -19,9 +19,11 @@ TINY = ("tiny --training.steps 2 --training.batch-rows 4 --training.validation-r
         "--shape.row-tokens 32 --shape.depth 4")  # fmt: skip
 SMALLER = {
     "--vocab-size 32768": "--vocab-size 400",
+    "--vocab-size 4096": "--vocab-size 400",
     "_small ": f"_{TINY} ",
     "_base ": f"_{TINY} ",
-    "mae_lm_tiny --data": f"mae_lm_{TINY} --data",
+    "three_ml_tiny --data": f"three_ml_{TINY} --data",
+    "--training.batch-rows 8 --training.learning-rate 1e-3 --training.max-seconds 180": "--training.learning-rate 1e-3",
     "--training.steps 1000": "--training.steps 3",
     "--nproc-per-node 8": "--nproc-per-node 2",
     "latemask rank": "latemask rank --tokens 500",

@@ -10,6 +10,7 @@ from latemask.cli.options import parse_recipe
 from latemask.config import Run, replace
 from latemask.report.published import compute_share
 from latemask.study.cost import Cost, cost
+from latemask.text.store import open_store
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,10 @@ class CostOptions:
     """Parameters, FLOPs per token, ratio to MLM, memory and GPU-hours: `latemask cost RECIPE`, with the flags of
     `latemask pretrain RECIPE` for every field of the recipe. Computed; nothing is run."""
 
+    data: str | None = None
+    """What `latemask prepare` wrote: the cost with its vocabulary. With few ids the head costs little."""
     vocabulary: int | None = None
-    """Token ids, where it differs from the recipe's."""
+    """Token ids, where it differs from the recipe's and the data's."""
     cards: int = 8
     """GPUs."""
     kind: str = "H100"
@@ -30,8 +33,11 @@ class CostOptions:
 
 
 def run_cost(arguments: Sequence[str]) -> None:
-    """Print the tables of ``latemask cost``. Raises ``Refusal`` for a recipe, a field or a card that does not exist."""
+    """Print the tables of ``latemask cost``. Raises ``Refusal`` for a recipe, a field or a card that does not exist,
+    and for data that is not prepared."""
     options, run = parse_recipe(CostOptions, arguments, command="cost", wanted="latemask cost RECIPE")
+    if options.data is not None:
+        run = open_store(options.data).fitted(run)
     if options.vocabulary is not None:
         run = replace(run, {"shape.vocabulary": options.vocabulary})
     show(cost(run, kind=options.kind, cards=options.cards, mfu=options.mfu, micro_rows=options.micro_rows))
