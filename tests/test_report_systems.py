@@ -29,9 +29,10 @@ from latemask.report.looks import Look
 from latemask.report.material import Material
 from latemask.report.objectives import by_objective, number_that_varies
 from latemask.report.one_seed import interval, one_seed_table
-from latemask.report.page import parts
+from latemask.report.page import ReportOptions, parts, run_report
 from latemask.report.rank import rank_table
 from latemask.report.rank_by_layer import layer_tables, rank_drawings
+from latemask.report.runs import runs_table
 from latemask.report.seeds import Difference, seeds_tables, value_at
 from latemask.report.systems import reference, systems
 from latemask.report.tables import Drawing, Table
@@ -584,6 +585,47 @@ def test_glue_s_average_of_checkpoints_is_a_curve_and_a_time(tmp_path):
     assert names[:2] == ["checkpoints-avg-seconds", "checkpoints-avg-flops"]
     table = cells(time_table(Material.of(folders)), "GLUE average")
     assert (table["slow"], table["fast"]) == ("100 s (100%)", "≤ 50 s (50%)")
+
+
+def test_runs_that_learned_no_more_than_word_frequencies_lead_nowhere_and_the_page_begins_with_them(tmp_path):
+    """The dead runs are the cheapest, and the first of the reference's seeds is one of them."""
+    made = (("mlm-1", "mlm_tiny", 1, 9.1, 10), ("mlm-2", "mlm_tiny", 2, 3.0, 1000), ("mae", "mae_lm_tiny", 2, 2.9, 900),
+            ("3ml", "three_ml_self_tiny", 2, 3.1, 800), ("ahead", "three_ml_tiny", 2, 3.2, 700),
+            ("dead", "decoder_self_cross_tiny", 2, 9.1, 20))  # fmt: skip
+    for name, system, seed, loss, seconds in made:
+        run = write_curve(tmp_path / name, system, loss, seconds, {"training.seed": seed})
+        start, *lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+        end = lines.pop() | {"word_frequencies_only": loss == 9.1}
+        write_lines(run, [start | {"unigram_loss": 9.01}, *lines, end])
+        put(run, *(pairs(name, 0.6 + (loss == 9.1) * 0.1, step=step) for step in (500, 1000)))
+    folders = read_folders([tmp_path])
+    material = Material.of(folders)
+    for name, column in itertools.product(("mlm_tiny", "dead"), ("validation loss", "Minimal pairs")):
+        assert "◆" not in cells(cost_table(material), name)[column]
+    assert "◆" in cells(cost_table(material), "mae")["validation loss"]
+    assert "No place on a front: dead, mlm_tiny, with a run" in cost_table(material).note
+    for drawing in front_drawings(material):
+        assert ">dead<" not in drawing.svg
+        assert "Not drawn: dead, mlm_tiny" in drawing.note
+    pairs_reached = cells(time_table(material), "Minimal pairs")
+    assert pairs_reached["dead"] == "not reached", "it is above the target from its first checkpoint on"
+    assert "Set and reach nothing: dead, mlm-1, which" in time_table(material).note
+
+    def beginning(names: list[str]) -> str:
+        out = tmp_path / "report.html"
+        run_report(ReportOptions(tuple(str(tmp_path / name) for name in names), out))
+        first = out.with_suffix(".md").read_text().splitlines()[2]
+        assert f"<p>{first}</p>" in out.read_text() or "learned no more" not in first
+        return first
+
+    said = "learned no more than word frequencies, which alone reach a loss of 9.0100: what stands below about"
+    assert beginning(["mlm-1", "mae", "dead"]) == f"mlm-1, dead {said} them says nothing of their methods."
+    assert beginning(["mlm-1", "dead"]) == f"All 2 runs {said} them says nothing of their methods."
+    assert beginning(["dead"]) == f"This run {said} it says nothing of its method."
+    assert "learned" not in beginning(["mae", "3ml"])
+    runs = runs_table(read_folders([tmp_path]))
+    assert cells(runs, "mae")["word frequencies alone"] == 9.01
+    assert "Learned: whose loss stood still" in runs.note
 
 
 # Ranks

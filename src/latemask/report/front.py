@@ -40,8 +40,9 @@ def _names(found: Sequence[Worth]) -> list[str]:
 
 
 def _front(name: str, found: Sequence[Worth], by: Cost) -> tuple[dict[str, plots.Point], list[str]]:
-    """(cost, mean) of each system that has a measure, and those on the front; none there of fewer than ``FEWEST``."""
-    having = [worth for worth in found if name in worth.scores]
+    """(cost, mean) of each system that has a measure and learned more than word frequencies, and those on the front;
+    none there of fewer than ``FEWEST``."""
+    having = [worth for worth in found if name in worth.scores and worth.has_learned]
     points = {worth.system.name: (cost, mean_of(worth.scores[name]))
               for worth in having if (cost := _cost(worth, by)) is not None}  # fmt: skip
     return points, front(points, having[0].scores[name][0].is_loss) if len(points) >= FEWEST else []
@@ -86,9 +87,15 @@ def _note(material: Material, found: Sequence[Worth], rows: Sequence[tuple[Value
     said = "Means over pretraining seeds (± their deviation) of runs that came to their end."
     if ON_FRONT in text:
         said += f" {ON_FRONT} On the Pareto front: no system that is as cheap is as good."
+    said += _no_place(found, "No place on a front")
     if any(len(worth.runs) == 1 for worth in found):
         said += " Of systems with one seed it is not known which differences are seed noise."
     return said + of_part(text) + material.apart(names) + cautions(_runs(found), names, text, material.by)
+
+
+def _no_place(found: Sequence[Worth], what: str) -> str:
+    names = ", ".join(worth.system.name for worth in found if not worth.has_learned)
+    return f" {what}: {names}, with a run that learned no more than word frequencies." if names else ""
 
 
 def _families(
@@ -131,6 +138,7 @@ def front_drawings(material: Material) -> list[Drawing]:
             drawn = plots.front(points, on_front, material.price.across, axis(name), looks)
         if len(found) < len(material.worth):
             note += " Without the runs that have not ended."
+        note += _no_place(scored, "Not drawn")
         marks = " ".join(measure.mark for worth in having for measure in worth.scores[name])
         note += material.apart([name]) + cautions(_runs(scored), [name], marks, material.by)
         title = f"{name[0].upper()}{name[1:]} against {material.price.column}"
