@@ -30,7 +30,7 @@ from latemask.report.material import Material
 from latemask.report.objectives import by_objective, number_that_varies
 from latemask.report.one_seed import interval, one_seed_table
 from latemask.report.page import ReportOptions, parts, run_report
-from latemask.report.rank import rank_table
+from latemask.report.rank import masked_table, rank_table
 from latemask.report.rank_by_layer import layer_tables, rank_drawings
 from latemask.report.runs import runs_table
 from latemask.report.seeds import Difference, seeds_tables, value_at
@@ -628,7 +628,34 @@ def test_runs_that_learned_no_more_than_word_frequencies_lead_nowhere_and_the_pa
     assert "Learned: whose loss stood still" in runs.note
 
 
+def test_seconds_of_seeds_that_differ_are_told_with_their_deviation(tmp_path):
+    for name, seconds in (("mlm_tiny", (100, 125)), ("mae_lm_tiny", (100, 105))):
+        for seed, spent in enumerate(seconds):
+            write_curve(tmp_path / f"{name}-{seed}", name, 3.0, spent, {"training.seed": seed})
+    folders = read_folders([tmp_path])
+    table = cost_table(Material.of(folders))
+    assert cells(table, "mlm_tiny")["card-seconds"] == "112.5 ± 17.68"
+    assert "Seconds of seeds differ: mlm_tiny by 25% (another load" in table.note
+    by_flops = cost_table(Material.of(folders, "flops"))
+    assert "Seconds of seeds" not in by_flops.note
+    assert isinstance(cells(by_flops, "mlm_tiny")["PFLOP, plain"], float)
+
+
 # Ranks
+
+
+def test_a_rank_is_explained_where_it_is_compared_and_tables_name_whom_they_leave_out(tmp_path):
+    for seed, name in itertools.product((1, 2), ("mlm_tiny", "mae_lm_tiny")):
+        run = write_journal(tmp_path / f"{name}-{seed}", name, fields={"training.seed": seed})
+        put(run, study(f"runs/{run.name}", sees_masks=name == "mlm_tiny") | {"without_masks": "no block sees [MASK]"})
+    material = Material.of(read_folders([tmp_path]))
+    [beside] = seeds_tables(material)
+    assert "rank_.9: how many directions hold .9 of the energy" in beside.note
+    assert "Without mae_lm_tiny-1; mae_lm_tiny-2: no block sees [MASK]." in masked_table(material.ranks).note
+    clean, *masked = layer_tables(material.ranks_over_seeds)
+    assert "Without" not in clean.note
+    assert len(masked) == 3
+    assert all("Without mae_lm_tiny: no block sees [MASK]." in table.note for table in masked)
 
 
 def test_ranks_of_seeds_are_one_line_with_a_band_and_a_column_of_medians(tmp_path, monkeypatch):

@@ -14,11 +14,13 @@ from latemask.report.objectives import by_objective, number_that_varies, other_s
 from latemask.report.price import AS_CHEAP, Cost
 from latemask.report.runs import setting
 from latemask.report.systems import reference
-from latemask.report.tables import Drawing, Table, Value, anchor
+from latemask.report.tables import Drawing, Table, Value, anchor, shown
 
 FEWEST = 3
 """A front of fewer systems says no more than the table."""
 ON_FRONT = "◆"
+ALIKE = 0.1
+"""Seeds of one system take the same seconds, but for this share."""
 
 
 def _ended(material: Material) -> list[Worth]:
@@ -29,6 +31,23 @@ def _cost(worth: Worth, by: Cost) -> float | None:
     """Of a run: the mean over seeds; None where a journal does not say it."""
     costs = [run.cost(by) for run in worth.runs]
     return None if None in costs else statistics.fmean(cost for cost in costs if cost is not None)
+
+
+def _shown(worth: Worth, by: Cost) -> Value:
+    """The cost, with the deviation of seconds over seeds: FLOPs have none."""
+    cost = _cost(worth, by)
+    if by != "seconds" or len(worth.runs) < 2:
+        return cost
+    return f"{shown(cost)} ± {shown(statistics.stdev(run.card_seconds for run in worth.runs))}"
+
+
+def _other_seconds(found: Sequence[Worth]) -> str:
+    """Which systems' seeds took seconds that differ by more than ``ALIKE``."""
+    spread = {worth.system.name: max(each) / min(each) - 1 for worth in found
+              if min(each := [run.card_seconds for run in worth.runs]) > 0}  # fmt: skip
+    told = ", ".join(f"{name} by {more:.0%}" for name, more in spread.items() if more > ALIKE)
+    return (f" Seconds of seeds differ: {told} (another load on the machine, or another machine); `--cost flops` does "
+            "not depend on it.") if told else ""  # fmt: skip
 
 
 def _runs(found: Sequence[Worth]) -> list[RunFolder]:
@@ -77,7 +96,7 @@ def cost_table(material: Material) -> Table | None:
         )
         tokens = statistics.fmean(run.reached["tokens"] for run in worth.runs)
         share = f"{cost / base_cost:.1%}" if base_cost and cost is not None else None
-        rows.append((own, len(worth.runs), tokens / 1e6, cost, share, *cells))
+        rows.append((own, len(worth.runs), tokens / 1e6, _shown(worth, material.by), share, *cells))
     columns = ("system", "seeds", "million tokens", material.price.column, f"of {base.name}'s", *names)
     return Table("Quality beside cost", columns, tuple(rows), _note(material, found, rows, names))
 
@@ -90,6 +109,8 @@ def _note(material: Material, found: Sequence[Worth], rows: Sequence[tuple[Value
     said += _no_place(found, "No place on a front")
     if any(len(worth.runs) == 1 for worth in found):
         said += " Of systems with one seed it is not known which differences are seed noise."
+    if material.by == "seconds":
+        said += _other_seconds(found)
     return said + of_part(text) + material.apart(names) + cautions(_runs(found), names, text, material.by)
 
 
