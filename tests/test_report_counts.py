@@ -383,7 +383,7 @@ def test_losses_on_one_text_compare_whatever_was_trained_on(tmp_path):
     assert names("a", "less", "unheld")[0] == "validation loss"
 
 
-def test_a_note_tells_a_text_that_differs_beside_a_rate_that_does(tmp_path):
+def test_a_note_tells_a_text_that_differs_beside_a_rate_that_does_or_of_a_rate_alone_the_remedy(tmp_path):
     for name, text, rate in (("a", "0a", 0.15), ("b", "0b", 0.15), ("c", "0c", 0.4)):
         start, *lines = lines_of(write_journal(tmp_path / name))
         lines = [line | {"rate": rate} if line["kind"] == "validation" else line for line in lines]
@@ -394,7 +394,8 @@ def test_a_note_tells_a_text_that_differs_beside_a_rate_that_does(tmp_path):
 
     assert why("a", "b", "c") == ("Not measured alike (15% masked and 40% masked; held-out rows 0a and held-out rows "
                                   "0b and held-out rows 0c): these losses do not compare.")  # fmt: skip
-    assert why("a", "c") == "Not measured alike (15% masked and 40% masked): these losses do not compare."
+    assert why("a", "c") == ("Not measured alike (15% masked and 40% masked): these losses do not compare. With one "
+                             "`--training.validation-rate` for all, when they are trained, they do.")  # fmt: skip
 
 
 def test_a_loss_is_of_the_text_that_was_held_out_when_it_was_measured(tmp_path):

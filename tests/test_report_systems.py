@@ -29,9 +29,10 @@ from latemask.report.looks import Look
 from latemask.report.material import Material
 from latemask.report.objectives import by_objective, number_that_varies
 from latemask.report.one_seed import interval, one_seed_table
-from latemask.report.page import parts
-from latemask.report.rank import rank_table
+from latemask.report.page import ReportOptions, parts, run_report
+from latemask.report.rank import masked_table, rank_table
 from latemask.report.rank_by_layer import layer_tables, rank_drawings
+from latemask.report.runs import runs_table
 from latemask.report.seeds import Difference, seeds_tables, value_at
 from latemask.report.systems import reference, systems
 from latemask.report.tables import Drawing, Table
@@ -586,7 +587,76 @@ def test_glue_s_average_of_checkpoints_is_a_curve_and_a_time(tmp_path):
     assert (table["slow"], table["fast"]) == ("100 s (100%)", "≤ 50 s (50%)")
 
 
+def test_runs_that_learned_no_more_than_word_frequencies_lead_nowhere_and_the_page_begins_with_them(tmp_path):
+    """The dead runs are the cheapest, and the first of the reference's seeds is one of them."""
+    made = (("mlm-1", "mlm_tiny", 1, 9.1, 10), ("mlm-2", "mlm_tiny", 2, 3.0, 1000), ("mae", "mae_lm_tiny", 2, 2.9, 900),
+            ("3ml", "three_ml_self_tiny", 1, 3.1, 800), ("ahead", "three_ml_tiny", 2, 3.2, 700),
+            ("dead", "decoder_self_cross_tiny", 2, 9.1, 20))  # fmt: skip
+    for name, system, seed, loss, seconds in made:
+        run = write_curve(tmp_path / name, system, loss, seconds, {"training.seed": seed})
+        start, *lines = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+        end = lines.pop() | {"word_frequencies_only": loss == 9.1}
+        write_lines(run, [start | {"unigram_loss": 9.01}, *lines, end])
+        put(run, *(pairs(name, 0.6 + (loss == 9.1) * 0.1, step=step) for step in (500, 1000)))
+    folders = read_folders([tmp_path])
+    material = Material.of(folders)
+    for name, column in itertools.product(("mlm_tiny", "dead"), ("validation loss", "Minimal pairs")):
+        assert "◆" not in cells(cost_table(material), name)[column]
+    assert "◆" in cells(cost_table(material), "mae")["validation loss"]
+    assert "No place on a front: dead, mlm_tiny, with a run" in cost_table(material).note
+    for drawing in front_drawings(material):
+        assert ">dead<" not in drawing.svg
+        assert "Not drawn: dead, mlm_tiny" in drawing.note
+    pairs_reached = cells(time_table(material), "Minimal pairs")
+    assert pairs_reached["dead"] == "not reached", "it is above the target from its first checkpoint on"
+    assert "(" in pairs_reached["3ml"], "the reference's seed of it is dead: another sets the target"
+    assert "Set and reach nothing: dead, mlm-1, which" in time_table(material).note
+
+    def beginning(names: list[str]) -> str:
+        out = tmp_path / "report.html"
+        run_report(ReportOptions(tuple(str(tmp_path / name) for name in names), out))
+        first = out.with_suffix(".md").read_text().splitlines()[2]
+        assert f"<p>{first}</p>" in out.read_text() or "learned no more" not in first
+        return first
+
+    said = "learned no more than word frequencies, which alone reach a loss of 9.0100: what stands below about"
+    assert beginning(["mlm-1", "mae", "dead"]) == f"mlm-1, dead {said} them says nothing of their methods."
+    assert beginning(["mlm-1", "dead"]) == f"All 2 runs {said} them says nothing of their methods."
+    assert beginning(["dead"]) == f"This run {said} it says nothing of its method."
+    assert "learned" not in beginning(["mae", "3ml"])
+    runs = runs_table(read_folders([tmp_path]))
+    assert cells(runs, "mae")["word frequencies alone"] == 9.01
+    assert "Learned: whose loss stood still" in runs.note
+
+
+def test_seconds_of_seeds_that_differ_are_told_with_their_deviation(tmp_path):
+    for name, seconds in (("mlm_tiny", (100, 125)), ("mae_lm_tiny", (100, 105))):
+        for seed, spent in enumerate(seconds):
+            write_curve(tmp_path / f"{name}-{seed}", name, 3.0, spent, {"training.seed": seed})
+    folders = read_folders([tmp_path])
+    table = cost_table(Material.of(folders))
+    assert cells(table, "mlm_tiny")["card-seconds"] == "112.5 ± 17.68"
+    assert "Seconds of seeds differ: mlm_tiny by 25% (another load" in table.note
+    by_flops = cost_table(Material.of(folders, "flops"))
+    assert "Seconds of seeds" not in by_flops.note
+    assert isinstance(cells(by_flops, "mlm_tiny")["PFLOP, plain"], float)
+
+
 # Ranks
+
+
+def test_a_rank_is_explained_where_it_is_compared_and_tables_name_whom_they_leave_out(tmp_path):
+    for seed, name in itertools.product((1, 2), ("mlm_tiny", "mae_lm_tiny")):
+        run = write_journal(tmp_path / f"{name}-{seed}", name, fields={"training.seed": seed})
+        put(run, study(f"runs/{run.name}", sees_masks=name == "mlm_tiny") | {"without_masks": "no block sees [MASK]"})
+    material = Material.of(read_folders([tmp_path]))
+    [beside] = seeds_tables(material)
+    assert "rank_.9: how many directions hold .9 of the energy" in beside.note
+    assert "Without mae_lm_tiny-1; mae_lm_tiny-2: no block sees [MASK]." in masked_table(material.ranks).note
+    clean, *masked = layer_tables(material.ranks_over_seeds)
+    assert "Without" not in clean.note
+    assert len(masked) == 3
+    assert all("Without mae_lm_tiny: no block sees [MASK]." in table.note for table in masked)
 
 
 def test_ranks_of_seeds_are_one_line_with_a_band_and_a_column_of_medians(tmp_path, monkeypatch):

@@ -106,6 +106,18 @@ def test_seeds_are_one_trial_and_what_did_not_end_is_last_and_never_the_best(tmp
     assert "★" not in second + last
 
 
+def test_a_trial_that_learned_no_more_than_word_frequencies_is_never_the_best(tmp_path):
+    for label, is_dead in (("64x512", False), ("32x512", True)):
+        run = trial(tmp_path, "mlm", label)
+        start, *lines, end = [json.loads(line) for line in (run / "journal.jsonl").read_text().splitlines()]
+        write_lines(run, [start | {"unigram_loss": 3.2}, *lines, end | {"word_frequencies_only": is_dead}])
+    [table] = tables_of(tmp_path).values()
+    rows = {row[0]: " ".join(map(str, row)) for row in table.rows}
+    assert rows["mlm,64x512"].count("★") == 3, "its losses and minimal pairs, which are worse"
+    assert "★" not in rows["mlm,32x512"]
+    assert "No ★ for trials" in table.note
+
+
 def test_no_table_of_one_trial_nor_of_what_a_sweep_shows_nor_of_other_objectives(tmp_path):
     for system in ("mlm", "mae_lm"):
         trial(tmp_path / "one", system, "64x512")

@@ -21,6 +21,7 @@ Facts = Mapping[str, str]
 """What a number was measured on, each in words, by what they say; one that is not known is left out."""
 
 NO_COMPARISON = "these losses do not compare"
+ONE_RATE = "With one `--training.validation-rate` for all, when they are trained, they do."
 ROWS_NOTE = (
     "Where the decoder rewrites whole rows the loss is a mean over all tokens of the row: it does not compare with the "
     "others, over masked tokens."
@@ -86,11 +87,13 @@ def _said(reasons: Iterable[Sequence[str]], what: str) -> str:
 
 def why_losses_do_not(runs: Sequence[RunFolder]) -> str:
     """Why the validation losses of these runs do not compare; "" where they do. Those of whole rows are another kind of
-    number, which ``units`` and ``ROWS_NOTE`` say."""
+    number, which ``units`` and ``ROWS_NOTE`` say. Where their masking rates are all that differs, with the remedy."""
     kinds = [[of_validation(run) for run in runs if run.rewrites == rewrites] for rewrites in (False, True)]
     shared = [{name: words for name, words in facts.items() if name != "text"} for kind in kinds for facts in kind]
     texts = [found["text"] for found in map(differing, kinds) if "text" in found]
-    return _said([*differing(shared).values(), *texts], NO_COMPARISON)
+    differ = differing(shared)
+    remedy = f" {ONE_RATE}" if [*differ] == ["rate"] and not texts else ""
+    return _said([*differ.values(), *texts], NO_COMPARISON) + remedy
 
 
 def units(runs: Sequence[RunFolder]) -> str:

@@ -14,11 +14,13 @@ from latemask.report.objectives import by_objective, number_that_varies, other_s
 from latemask.report.price import AS_CHEAP, Cost
 from latemask.report.runs import setting
 from latemask.report.systems import reference
-from latemask.report.tables import Drawing, Table, Value, anchor
+from latemask.report.tables import Drawing, Table, Value, anchor, shown
 
 FEWEST = 3
 """A front of fewer systems says no more than the table."""
 ON_FRONT = "◆"
+ALIKE = 0.1
+"""Seeds of one system take the same seconds, but for this share."""
 
 
 def _ended(material: Material) -> list[Worth]:
@@ -31,6 +33,23 @@ def _cost(worth: Worth, by: Cost) -> float | None:
     return None if None in costs else statistics.fmean(cost for cost in costs if cost is not None)
 
 
+def _shown(worth: Worth, by: Cost) -> Value:
+    """The cost, with the deviation of seconds over seeds: FLOPs have none."""
+    cost = _cost(worth, by)
+    if by != "seconds" or len(worth.runs) < 2:
+        return cost
+    return f"{shown(cost)} ± {shown(statistics.stdev(run.card_seconds for run in worth.runs))}"
+
+
+def _other_seconds(found: Sequence[Worth]) -> str:
+    """Which systems' seeds took seconds that differ by more than ``ALIKE``."""
+    spread = {worth.system.name: max(each) / min(each) - 1 for worth in found
+              if min(each := [run.card_seconds for run in worth.runs]) > 0}  # fmt: skip
+    told = ", ".join(f"{name} by {more:.0%}" for name, more in spread.items() if more > ALIKE)
+    return (f" Seconds of seeds differ: {told} (another load on the machine, or another machine); `--cost flops` does "
+            "not depend on it.") if told else ""  # fmt: skip
+
+
 def _runs(found: Sequence[Worth]) -> list[RunFolder]:
     return [run for worth in found for run in worth.runs]
 
@@ -40,8 +59,9 @@ def _names(found: Sequence[Worth]) -> list[str]:
 
 
 def _front(name: str, found: Sequence[Worth], by: Cost) -> tuple[dict[str, plots.Point], list[str]]:
-    """(cost, mean) of each system that has a measure, and those on the front; none there of fewer than ``FEWEST``."""
-    having = [worth for worth in found if name in worth.scores]
+    """(cost, mean) of each system that has a measure and learned more than word frequencies, and those on the front;
+    none there of fewer than ``FEWEST``."""
+    having = [worth for worth in found if name in worth.scores and worth.has_learned]
     points = {worth.system.name: (cost, mean_of(worth.scores[name]))
               for worth in having if (cost := _cost(worth, by)) is not None}  # fmt: skip
     return points, front(points, having[0].scores[name][0].is_loss) if len(points) >= FEWEST else []
@@ -76,7 +96,7 @@ def cost_table(material: Material) -> Table | None:
         )
         tokens = statistics.fmean(run.reached["tokens"] for run in worth.runs)
         share = f"{cost / base_cost:.1%}" if base_cost and cost is not None else None
-        rows.append((own, len(worth.runs), tokens / 1e6, cost, share, *cells))
+        rows.append((own, len(worth.runs), tokens / 1e6, _shown(worth, material.by), share, *cells))
     columns = ("system", "seeds", "million tokens", material.price.column, f"of {base.name}'s", *names)
     return Table("Quality beside cost", columns, tuple(rows), _note(material, found, rows, names))
 
@@ -86,9 +106,17 @@ def _note(material: Material, found: Sequence[Worth], rows: Sequence[tuple[Value
     said = "Means over pretraining seeds (± their deviation) of runs that came to their end."
     if ON_FRONT in text:
         said += f" {ON_FRONT} On the Pareto front: no system that is as cheap is as good."
+    said += _no_place(found, "No place on a front")
     if any(len(worth.runs) == 1 for worth in found):
         said += " Of systems with one seed it is not known which differences are seed noise."
+    if material.by == "seconds":
+        said += _other_seconds(found)
     return said + of_part(text) + material.apart(names) + cautions(_runs(found), names, text, material.by)
+
+
+def _no_place(found: Sequence[Worth], what: str) -> str:
+    names = ", ".join(worth.system.name for worth in found if not worth.has_learned)
+    return f" {what}: {names}, with a run that learned no more than word frequencies." if names else ""
 
 
 def _families(
@@ -131,6 +159,7 @@ def front_drawings(material: Material) -> list[Drawing]:
             drawn = plots.front(points, on_front, material.price.across, axis(name), looks)
         if len(found) < len(material.worth):
             note += " Without the runs that have not ended."
+        note += _no_place(scored, "Not drawn")
         marks = " ".join(measure.mark for worth in having for measure in worth.scores[name])
         note += material.apart([name]) + cautions(_runs(scored), [name], marks, material.by)
         title = f"{name[0].upper()}{name[1:]} against {material.price.column}"

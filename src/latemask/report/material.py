@@ -29,6 +29,11 @@ class Worth:
     def has_ended(self) -> bool:
         return self.runs[0].has_ended
 
+    @property
+    def has_learned(self) -> bool:
+        """Whether all of its runs got beyond word frequencies, as far as their journals say."""
+        return not any(run.learned for run in self.runs)
+
 
 @dataclass(frozen=True)
 class Material:

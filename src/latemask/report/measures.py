@@ -30,6 +30,8 @@ from latemask.report.owners import is_own
 from latemask.report.price import PRICES, Cost
 from latemask.training.journal import PER_MASKED, PER_TOKEN
 
+RANK = "rank_"
+"""How names of effective ranks begin."""
 LOSS, LOSS_OF_ROWS = "validation loss", "validation loss per token of the row"
 """Two measures that do not compare; the second is that of decoders that rewrite rows."""
 
@@ -153,10 +155,13 @@ def named_apart(found: Mapping[str, Sequence[Named]]) -> dict[str, list[Named]]:
 
 def cautions(runs: Sequence[RunFolder], names: Sequence[str], cells: str, by: Cost = "seconds") -> str:
     """What a reader of measures of these ``names`` must know: of their cost, other cards, or which runs have none in
-    FLOPs; and the marks that stand in ``cells``."""
+    FLOPs; and the marks that stand in ``cells``, and what a rank is."""
     said = other_cards(runs) if by == "seconds" else without_flops(runs)
     if LOSS_OF_ROWS in names and any(is_validation(name) and not name.startswith(LOSS_OF_ROWS) for name in names):
         said.append(ROWS_NOTE)
+    for rank in dict.fromkeys(name.split()[0] for name in names if name.startswith(RANK)):
+        share = rank.removeprefix(RANK)
+        said.append(f"{rank}: how many directions hold {share} of the energy of the last layer's vectors.")
     said += marks(" ".join([*names, cells]))
     return "".join(f" {sentence}" for sentence in said)
 

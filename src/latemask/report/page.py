@@ -74,11 +74,14 @@ def run_report(options: ReportOptions) -> int:
 
 def write_report(folders: Sequence[RunFolder], out: Path, title: str, cost: Cost = "seconds") -> list[Path]:
     """Write ``out`` (HTML), ``out`` as .md, and each figure as .svg; returns the paths."""
+    from latemask.report.runs import no_more_than_frequencies
+
+    lead = no_more_than_frequencies([folder for folder in folders if folder.lines])
     found = list(parts(folders, cost))
     files = iter(distinct([part.name for part in found if isinstance(part, Drawing)]))
     found = [replace(part, name=next(files)) if isinstance(part, Drawing) else part for part in found]
-    written = [write_whole(out, html_page(title, found))]
-    text = [f"# {marked_down(title)}", ""]
+    written = [write_whole(out, html_page(title, found, lead))]
+    text = [f"# {marked_down(title)}", "", *([f"{marked_down(lead)}\n"] if lead else [])]
     for part in found:
         if isinstance(part, Table):
             text.append(part.markdown())

@@ -8,9 +8,9 @@ from typing import Any
 
 from latemask.report.downstream import task_title
 from latemask.report.folders import RunFolder
-from latemask.report.measures import Measure, Named
+from latemask.report.measures import RANK, Measure, Named
 from latemask.report.published import TABLE_3
-from latemask.report.studies import PRETRAINED, STARRED, full_name, in_order
+from latemask.report.studies import PRETRAINED, STARRED, full_name, in_order, without_masks
 from latemask.report.tables import Table, Value
 
 MASKED_SETS = {"masked_input": "all tokens", "masked_input_real": "its real tokens", "masks": "[MASK]"}
@@ -58,6 +58,7 @@ def masked_table(studied: Sequence[dict[str, Any]]) -> Table | None:
     rows = [(full_name(study), f"{100 * study['rate']:.4g}%", *(_rank(_last(study, key)) for key in MASKED_SETS),
              f"{study['tau']:g}", study["specials"]) for study in found]  # fmt: skip
     note = "Uncentred (centred in brackets), of masked text: Figures 1(a) and 1(b) at their last layer."
+    note += without_masks(studied)
     if any("*" in str(cell) for row in rows for cell in row[2:-2]):
         note += STARRED
     columns = ("model", "masked", *MASKED_SETS.values(), "tau", "special tokens")
@@ -74,7 +75,7 @@ def last_ranks(run: RunFolder, found: Sequence[Mapping[str, Any]]) -> list[Named
     named: dict[str, list[Named]] = {}
     for study in found:
         if (clean := _last(study, "clean_input")) is not None and study["whose"] == run.name:
-            name = f"rank_{study['tau']:g} of the last layer, {task_title(study['on'])}".replace("_0.", "_.")
+            name = f"{RANK}{study['tau']:g} of the last layer, {task_title(study['on'])}".replace("_0.", "_.")
             facts = {"specials": f"special tokens {study['specials']}"}
             facts |= {"data": f"on {Path(str(study['data'])).name}"} if study.get("data") else {}
             named.setdefault(name, []).append((name, Measure(clean["rank"], is_neutral=True, facts=facts)))

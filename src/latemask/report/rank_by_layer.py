@@ -22,6 +22,7 @@ from latemask.report.studies import (
     looking,
     masked_so,
     rates_of,
+    without_masks,
 )
 from latemask.report.tables import Drawing, Table, crossed
 
@@ -96,7 +97,7 @@ def layer_tables(studied: Sequence[dict[str, Any]]) -> Iterator[Table]:
             continue
         layers = max((study["layers"] for study in found), key=len)
         called = title if len(groups) == 1 else f"{title} (tau {tau:g})"
-        note = NOTES[key] + (f" {masked_so(found)}" if key != "clean_input" else "")
+        note = NOTES[key] + (f" {masked_so(found)}{without_masks(group)}" if key != "clean_input" else "")
         if any(study["seeds"] > 1 for study in found):
             note += " Medians over pretraining seeds [lowest..highest]."
         if _hollow(found, [key]):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from latemask.report.comparable import units, why_losses_do_not
 from latemask.report.folders import RunFolder
 from latemask.report.tables import Table, Value, crossed
+from latemask.training.plateau import NAME
 
 TEXT_TOKENS = "tokens of text"
 """Beside the fields of a run: what its journal says of the text."""
@@ -25,10 +26,28 @@ def runs_table(runs: Sequence[RunFolder]) -> Table:
         columns = (*columns, "loss per")
         rows = [(*row, "token of the row" if run.rewrites else "masked token")
                 for row, run in zip(rows, runs, strict=True)]  # fmt: skip
+    if any(run.unigram_loss is not None for run in runs):
+        columns = (*columns, NAME)
+        rows = [(*row, run.unigram_loss) for row, run in zip(rows, runs, strict=True)]
+        note += f" {NAME.capitalize()}: the loss of knowing nothing but how often each token occurs."
     if any(run.learned for run in runs):
         columns = (*columns, "learned")
         rows = [(*row, run.learned) for row, run in zip(rows, runs, strict=True)]
+        note += f" Learned: whose loss stood still at that of {NAME}, or above it, after the warm-up; empty: more."
     return Table("Runs", columns, tuple(rows), note)
+
+
+def no_more_than_frequencies(runs: Sequence[RunFolder]) -> str:
+    """Which runs learned no more than word frequencies, as a sentence; "" where none did."""
+    dead = [run for run in runs if run.learned]
+    if not dead:
+        return ""
+    levels = sorted({f"{run.unigram_loss:.4f}" for run in dead})
+    every = "This run" if len(runs) == 1 else f"All {len(runs)} runs"
+    who = every if len(dead) == len(runs) else ", ".join(run.name for run in dead)
+    whose, them = ("its method", "it") if len(dead) == 1 else ("their methods", "them")
+    return (f"{who} learned no more than word frequencies, which alone reach a loss of {' or '.join(levels)}: what "
+            f"stands below about {them} says nothing of {whose}.")  # fmt: skip
 
 
 def _row(run: RunFolder) -> tuple[Value, ...]:

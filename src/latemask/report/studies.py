@@ -117,6 +117,16 @@ def masked_so(found: Sequence[Mapping[str, Any]]) -> str:
     return f"{100 * rates.pop():.4g}% of the tokens masked." if len(rates) == 1 else "Masked at the rates named."
 
 
+def without_masks(found: Sequence[Mapping[str, Any]]) -> str:
+    """Which of these studies have nothing to show of masked input, and why, as a sentence; "" where all have."""
+    whose: dict[str, list[str]] = {}
+    for study in found:
+        if not study["sees_masks"] and study["on"] == PRETRAINED:
+            why = study.get("without_masks") or "the encoder never sees [MASK]"
+            whose.setdefault(why, []).append(study["name"])
+    return "".join(f" Without {'; '.join(dict.fromkeys(names))}: {why}." for why, names in whose.items())
+
+
 def in_order(tasks: Set[str]) -> list[str]:
     """Pretrained first, then GLUE's tasks and SQuAD, then others."""
     return [task for task in ORDER if task in tasks] + sorted(tasks - set(ORDER))

@@ -21,9 +21,13 @@ def time_table(material: Material) -> Table | None:
     found = [system for system in material.systems if any(curves[run.name] for run in system.runs)]
     if len(found) < 2:
         return None
-    base = reference(found)
+    whole = [system for system in found if not all(run.learned for run in system.runs)]
+    if not whole:
+        return None
+    base = reference(whole)
     others = [run for system in found if system is not base for run in system.runs]
-    names = [name for name in dict.fromkeys(name for run in base.runs for name in curves[run.name])
+    names = [name for name in dict.fromkeys(name for run in base.runs if not run.learned
+                               for name in curves[run.name])
              if any(name in curves[run.name] for run in others)]  # fmt: skip
 
     def cell(row: int, column: int) -> str | None:
@@ -37,6 +41,8 @@ def time_table(material: Material) -> Table | None:
         "tells."
     )
     runs = [run for system in found for run in system.runs]
+    if dead := ", ".join(run.name for run in runs if run.learned):
+        note += f" Set and reach nothing: {dead}, which learned no more than word frequencies."
     unpriced = [run for run in material.runs if run.cost(material.by) is None]
     worth = [material.measures[run.name] for run in runs]
     note += material.apart(list(dict.fromkeys(name for run in runs for name in curves[run.name])))
@@ -50,11 +56,13 @@ def time_table(material: Material) -> Table | None:
 
 def _reached(material: Material, name: str, system: System, base: System) -> str | None:
     times = []
+    targets = {seed_of(run): run for run in base.runs if not run.learned}
     for run in system.runs:
-        its = base.by_seed.get(seed_of(run), base.runs[0])
+        its = targets.get(seed_of(run), next(iter(targets.values())))
         curve, target = (material.curves[one.name].get(name) for one in (run, its))
         if curve is not None and target is not None:
-            spent = time_to(curve, target[-1][1], material.measures[run.name][name].is_loss)
+            is_loss = material.measures[run.name][name].is_loss
+            spent = None if run.learned else time_to(curve, target[-1][1], is_loss)
             times.append(None if spent is None else (spent, spent / target[-1][0], spent == curve[0][0]))
     done = [each for each in times if each is not None]
     if not done:

@@ -123,12 +123,15 @@ def _joined(words: Iterable[str]) -> str:
 
 
 def _cells(trials: Sequence[Trial], each: Sequence[Sequence[Measure]], may_be_best: Sequence[bool]) -> list[Value]:
-    """What each trial is worth in one measure, the best marked where there are two or more to choose from."""
-    means = [mean_of(ones) for ones, may_be in zip(each, may_be_best, strict=True) if ones and may_be]
-    is_loss = any(ones[0].is_loss for ones in each if ones)
-    best = (min if is_loss else max)(means) if len(means) > 1 else None
-    return [shown_mean(ones, len(trial.worth.runs), BEST * bool(ones and may_be and mean_of(ones) == best))
-            for trial, ones, may_be in zip(trials, each, may_be_best, strict=True)]  # fmt: skip
+    """What each trial is worth in one measure, the best marked where there are two or more to choose from,
+    but none that learned no more than word frequencies."""
+    sign = -1 if any(ones[0].is_loss for ones in each if ones) else 1
+    found = [(sign * mean_of(ones), trial) for trial, ones, may_be in zip(trials, each, may_be_best, strict=True)
+             if ones and may_be]  # fmt: skip
+    best = max((worth for worth, trial in found if trial.worth.has_learned), default=None)
+    chosen = [trial for worth, trial in found if worth == best and trial.worth.has_learned] if len(found) > 1 else []
+    return [shown_mean(ones, len(trial.worth.runs), BEST * (trial in chosen))
+            for trial, ones in zip(trials, each, strict=True)]  # fmt: skip
 
 
 def _told(cell: Value, trial: Trial, usual: str, facts: Mapping[str, Any]) -> Value:
@@ -145,6 +148,8 @@ def _note(
 ) -> str:  # fmt: skip
     runs = [run for trial in trials for run in trial.worth.runs]
     said = f"The lowest validation loss first; {BEST} the best of its column."
+    if not all(trial.worth.has_learned for trial in trials):
+        said += f" No {BEST} for trials with a run that learned no more than word frequencies."
     if not are_equal_tokens(runs):
         said += " Not at equal tokens."
     if has_odd:
