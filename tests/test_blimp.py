@@ -167,6 +167,9 @@ def test_any_minimal_pairs_are_read(tmp_path):
         read_pairs(tmp_path, good="no", bad="no")
     empty = tmp_path / "empty"
     empty.mkdir()
+    write_lines(tmp_path / "above" / "pairs" / "one.jsonl", [])
+    with pytest.raises(Refusal, match=rf"no \.jsonl.*They lie one folder deeper: {tmp_path}/above/pairs"):
+        read_pairs(tmp_path / "above")
     with pytest.raises(Refusal, match=r"no \.jsonl"):
         read_pairs(empty)
 

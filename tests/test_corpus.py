@@ -10,6 +10,7 @@ import os
 import random
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -268,6 +269,24 @@ def test_utf16_is_recognised(tmp_path, encoding, invalid):
         read_bytes(tmp_path, "a.txt", "Plain words, twice over.".encode(encoding), invalid=invalid)
 
 
+SEQUENCE = b"MKVLAAGIVGLLLAQWERTYPMKV"
+
+
+@pytest.mark.parametrize(("content", "is_fasta"), [
+    (b">sp|P1|ONE a protein\n" + SEQUENCE + b"\nMK*\n>two\n" + SEQUENCE, True),
+    (b"\xef\xbb\xbf>one\r\n" + SEQUENCE + b"\r\n", True),
+    (b">one\n" + SEQUENCE * 100_000, True),
+    (b"> a quote\nThe answer to it, in some words.\n", False),
+    (b"> a quote\nthanks\n", False),
+    (b"> a quote\n--------------------------\n", False),
+    (SEQUENCE + b"\n>one\n" + SEQUENCE, False),
+])  # fmt: skip
+def test_fasta_is_not_taken_for_text(content, is_fasta, tmp_path):
+    says = pytest.raises(Refusal, match=r'a\.txt: found FASTA.*one {"text": "MKVLA\.\.\."} a line')
+    with says if is_fasta else nullcontext():
+        read_bytes(tmp_path, "a.txt", content)
+
+
 def test_marks_nul_and_carriage_returns(tmp_path):
     mark = "\ufeff".encode()
     texts, counts = read_bytes(tmp_path, "a.txt", mark + b"one\r\ntwo\0\r\rthree" + mark)
@@ -451,11 +470,15 @@ def test_files_of_a_folder_that_are_left_out_are_counted_and_named(tmp_path, cap
         find([tmp_path])
 
 
-def test_a_table_of_values_is_told_to_become_json_lines(tmp_path, capsys):
-    """Not to be read as text, with its commas and quotes."""
-    (tmp_path / "a.CSV.gz").write_text("id,text")
-    for name in (tmp_path, tmp_path / "a.CSV.gz"):
-        with pytest.raises(Refusal, match=r"Of a \.csv or \.tsv make \.jsonl") as refused:
+@pytest.mark.parametrize(("file", "says"), [
+    ("a.CSV.gz", r"Of a \.csv or \.tsv make \.jsonl"), ("a.faa", r"Of FASTA make \.jsonl"),
+    ("a.fasta.gz", r"Of FASTA make \.jsonl"),
+])  # fmt: skip
+def test_what_is_no_running_text_is_told_to_become_json_lines(file, says, tmp_path, capsys):
+    """A table is not to be read as text, with its commas and quotes, nor are sequences with their headers."""
+    (tmp_path / file).write_text("id,text")
+    for name in (tmp_path, tmp_path / file):
+        with pytest.raises(Refusal, match=says) as refused:
             find([name])
         assert "--format" not in str(refused.value)
     (tmp_path / "b.txt").write_text("some text")

@@ -453,6 +453,20 @@ def test_the_card_of_a_stopped_run_says_what_was_trained_after_the_last_train_li
     assert rewriting["validation loss"].startswith("8.3000 nats per token of the row ")
 
 
+def test_an_export_that_knows_no_more_than_word_frequencies_says_so_once_and_on_its_card(tmp_path, capsys):
+    lines = [{"kind": "start", "step": 0, "run": {}, "unigram_loss": 7.01},
+             {"kind": "validation", "step": 20, "loss": 7.03, "rate": 0.15},
+             {"kind": "plateau", "step": 20, "loss": 7.03},
+             {"kind": "validation", "step": 30, "loss": 3.0}]  # fmt: skip
+    write_run(tmp_path / "run", small("mae_lm", positions="absolute"), byte_level(), updates=20)
+    (tmp_path / "run" / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with verified_here():
+        export(tmp_path / "run", tmp_path / "out")
+    [warning] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert warning.endswith("no better than word frequencies alone: validation loss 7.0300, theirs 7.0100")
+    assert "step 20); no better than word frequencies alone (7.0100) |" in (tmp_path / "out" / "README.md").read_text()
+
+
 def test_a_journal_line_made_by_hand_is_named_by_the_card(tmp_path):
     from latemask.hf.card import numbers
 

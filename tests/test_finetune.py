@@ -589,12 +589,16 @@ def test_rows_that_are_left_out_are_said(folders, tmp_path, capsys):
     assert "left out" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("changes", "cut", "texts", "most"), [
-    ({"sequence_tokens": 512}, 10, "12 texts", 48),
-    ({"sequence_tokens": 512, "texts": ("text", "b")}, 10, "12 pairs", 48),
-    ({"sequence_tokens": 40, "texts": ("text", "b"), "kind": "similarity"}, 11, "24 texts", 40),
+@pytest.mark.parametrize(("changes", "cut", "texts", "most", "helps"), [
+    ({"sequence_tokens": 512}, 10, "12 texts", 48, ": pretrain with --shape.row-tokens 128"),
+    ({"sequence_tokens": 48}, 10, "12 texts", 48,
+     ": pretrain with --shape.row-tokens 128, and fine-tune with --sequence-tokens 128"),
+    ({"sequence_tokens": 512, "texts": ("text", "b")}, 10, "12 pairs", 48, ": pretrain with --shape.row-tokens 128"),
+    ({"sequence_tokens": 40, "texts": ("text", "b"), "kind": "similarity"}, 11, "24 texts", 40, ""),
 ])  # fmt: skip
-def test_texts_that_are_cut_are_said_with_the_length_that_held(changes, cut, texts, most, folders, tmp_path, capsys):
+def test_texts_that_are_cut_are_said_with_the_length_that_held_and_what_helps(
+    changes, cut, texts, most, helps, folders, tmp_path, capsys
+):
     folder, _ = folders
     long = "a cat " * 40
     for name, count in (("train", 10), ("dev", 2)):
@@ -603,7 +607,7 @@ def test_texts_that_are_cut_are_said_with_the_length_that_held(changes, cut, tex
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     finetune(options_of(folder, tmp_path / "out", data=str(tmp_path), epochs=1, seeds=1, **changes))
     assert [line for line in capsys.readouterr().err.splitlines() if "were cut" in line] == [
-        f"warning: own {split}: {number} of {texts} are longer than {most} tokens and were cut"
+        f"warning: own {split}: {number} of {texts} are longer than {most} tokens and were cut{helps}"
         for split, number in (("train", cut), ("dev", cut - 8))
     ]
     [path] = (tmp_path / "out").glob("own-*.json")

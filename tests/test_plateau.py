@@ -21,6 +21,7 @@ from hypothesis import strategies as some
 from latemask.cli.pretrain import read, run_pretrain
 from latemask.config import Run, replace
 from latemask.errors import Refusal
+from latemask.hf.card import numbers, word_frequencies_only
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import SIZES, SYSTEMS, recipe
 from latemask.text.array import HEADER
@@ -262,6 +263,25 @@ def test_the_exit_status_says_why_a_run_ended(reason, status, says, tmp_path, mo
     monkeypatch.setattr("latemask.cli.pretrain.refuse_early", lambda *given: None)
     assert run_pretrain(["mlm_tiny", "--data", str(tmp_path), "--out", str(tmp_path / "run")]) == status
     assert says in "".join(capsys.readouterr()).replace("\n", " ")
+
+
+@pytest.mark.parametrize("rate", [1e-9, None])
+def test_a_run_that_learned_no_more_is_not_invited_to_export_and_its_export_says_so(
+    rate: float | None, tmp_path: Path, skewed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a rate at which nothing moves; the other run learns the one word that each document repeats."""
+    out, data = tmp_path / "run", skewed if rate else write_store(tmp_path / "data", draw=repeated)
+    changes = {"learning_rate": rate} if rate else {"steps": 60, "batch_rows": 16, "micro_rows": 16}
+    run = tiny_run("mlm", **changes)
+    outcome = pretrain(run, data, out)
+    assert outcome.word_frequencies_only is bool(rate)
+    capsys.readouterr()
+    assert run_pretrain(["--resume", str(out)]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("no better than word frequencies" in said, "latemask export" in said) == (bool(rate), not rate)
+    [start], loss = lines_of(out, "start"), dict(numbers(outcome.step, run))["validation loss"]
+    assert (f"; no better than word frequencies alone ({start['unigram_loss']:.4f})" in loss) is bool(rate)
+    assert bool(word_frequencies_only(outcome.step)) is bool(rate)
 
 
 def test_a_finished_run_says_it_again_and_without_validation_nothing_is_said(

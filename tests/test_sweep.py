@@ -134,6 +134,30 @@ def test_points_are_the_product_in_order_and_named_by_their_settings():
 # Runs
 
 
+RATES = "warning: Not measured alike (20% masked and 50% masked): these losses do not compare. Validate all at one rate"
+ROWS = "warning: Not measured alike (rows of 8 tokens and rows of 16 tokens): these losses do not compare."
+
+
+@pytest.mark.parametrize(("vary", "changes", "warning"), [
+    ("masking.rate=.2,.5", {}, f"{RATES}: --training.validation-rate 0.15"),
+    ("masking.rate=.2,.5", {"validation_rate": 0.3}, None),
+    ("masking.rate=.2,.5", {"validate_every": 0}, None),
+    ("shape.row_tokens=8,16", {}, ROWS),
+    ("training.seed=1,2", {}, None),
+])  # fmt: skip
+def test_losses_that_will_not_compare_are_told_before_the_first_run(
+    vary, changes, warning, data, tmp_path, monkeypatch, capsys
+):
+    def begins(*_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(command, "_train", begins)
+    with pytest.raises(InterruptedError):
+        sweep(tiny_run(**changes), [vary], data, tmp_path / "out")
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert warnings == ([] if warning is None else [warning])
+
+
 def test_each_run_is_the_one_that_pretrain_makes(swept, data, tmp_path):
     assert folders_of(swept) == NAMES
     alone = pretrain(replace(tiny_run("delta", steps=2), {"masking.delta": 0.5}), data, tmp_path / "alone")

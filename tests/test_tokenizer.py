@@ -28,6 +28,7 @@ from latemask.text.blocks import Reading
 from latemask.text.corpus import Counts
 from latemask.text.prepare import PrepareOptions, run_prepare
 from latemask.text.tokenizer import (
+    ROLES,
     SPECIAL_TOKENS,
     Tokenizer,
     TokenizerOptions,
@@ -149,11 +150,22 @@ def test_case(prose_file):
     assert cased.decode(cased.encode_batch(["ÀB E\u0301"])[0]) == "ÀB É"
 
 
+def test_the_readme_names_every_special_token_that_an_own_tokenizer_may_have():
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    assert [name for names in ROLES.values() for name in names if f"`{name}`" not in readme] == []
+
+
 def test_common_words_are_short_and_otherwise_warned_of(tmp_path, capsys):
     text = "\n\n".join(f"remarkable{i} considerable{i} {i}" for i in range(300))
     (tmp_path / "a.txt").write_text(text)
     train_tokenizer([tmp_path / "a.txt"], 270)
-    assert "commonest words take more than two tokens: " in capsys.readouterr().err
+    warned = capsys.readouterr().err
+    assert "commonest words take more than two tokens: " in warned
+    assert "without spaces" not in warned
+    (tmp_path / "proteins.txt").write_text("\n".join("".join(random.Random(i).choices("ACDEFGHIKLMNPQRSTVWY", k=60))
+                                                    for i in range(300)))  # fmt: skip
+    train_tokenizer([tmp_path / "proteins.txt"], 270)
+    assert "For text without spaces, of which each character is to be a token, bring" in capsys.readouterr().err
     (tmp_path / "b.txt").write_text("some plain words and no more\n\n" * 50)
     train_tokenizer([tmp_path / "b.txt"], 300)
     assert "commonest" not in capsys.readouterr().err
@@ -190,7 +202,7 @@ def test_bad_training_input(tmp_path, prose_file, capsys):
         train_tokenizer([tmp_path / "empty.txt"], 300)
     with pytest.raises(Refusal, match=r"blank.txt"):
         train_tokenizer([tmp_path / "blank.txt"], 300)
-    with pytest.raises(Refusal, match="--vocab-size: found 260; wanted at least 261"):
+    with pytest.raises(Refusal, match=r"--vocab-size: found 260; wanted at least 261.*prepare --tokenizer FILE"):
         train_tokenizer([prose_file], 260)
     (tmp_path / "bad.txt").write_bytes(b"good words\nmore\nbad \xff byte\n")
     with pytest.raises(Refusal, match=r"bad.txt:3: found byte 0xff at byte 20"):

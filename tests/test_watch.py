@@ -76,6 +76,15 @@ def test_a_validation_loss_says_what_it_is_a_mean_over(
     assert capsys.readouterr().err == f"step 6/6  validation loss 2.5000 {unit} (rate 0.3)\n"
 
 
+@pytest.mark.parametrize(("reason", "ended"), [
+    ("steps", "done"), ("seconds", "done"), ("signal", "stopped"), ("plateau", "stopped"),
+])  # fmt: skip
+def test_a_run_that_was_stopped_is_not_called_done(reason: str, ended: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with Display(tiny_run(), 6, Path("run"), enabled=True) as display:
+        display.hear("end", {"step": 4, "seconds": 2.0, "reason": reason, "word_frequencies_only": False})
+    assert capsys.readouterr().err == f"step 4/6  {ended} ({reason}) after 2 s in run\n"
+
+
 class Clock:
     """Of the display's module, moved by hand."""
 

@@ -255,6 +255,11 @@ class Run(Typed):
         return self.decoder is not None and self.decoder.rewrites
 
     @property
+    def validation_rate(self) -> float:
+        """The masking rate of the validation: the one that the run begins with, unless ``training`` has its own."""
+        return self.training.validation_rate or self.masking.rate
+
+    @property
     def plan(self) -> Plan:
         """The joins, resolved against the encoder's depth."""
         has_filling_decoder = self.decoder is not None and not self.rewrites

@@ -62,7 +62,10 @@ def run_pretrain(arguments: Sequence[str]) -> int:
             console.say(f"Stopped at {outcome.step}, as --training.stops-on-plateau says. Go on all the same with: "
                         f"latemask pretrain --resume {out}")  # fmt: skip
         return 1
-    if leads:
+    if leads and outcome.word_frequencies_only:
+        console.say(f"Encoder in {outcome.step}, no better than word frequencies: nothing to export. The run's warning "
+                    "says what to start again with")  # fmt: skip
+    elif leads:
         console.say(f"Encoder in {outcome.step}. Next: latemask export {out} --out {out}/export")
     return 0
 

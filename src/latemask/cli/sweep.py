@@ -32,6 +32,7 @@ from latemask.workers import PREEMPTED
 from latemask.writing import alone_at, check_folder, make_folder, write_json, write_whole
 
 MOST_RUNS = 1000
+ONE_RATE = "--training.validation-rate 0.15"
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ def sweep(run: Run, vary: Sequence[str], data: Path, out: Path) -> int:
     _check(out, fitted, values, found, text)
     _note_down(out, run.recipe, values)
     console.say(f"{len(found)} runs of {run.recipe} in {out}")
+    _warn_of_losses([point.run for point in found])
     for number, point in enumerate(found, 1):
         with claimed(out, point.name) as is_ours:
             if not is_ours:
@@ -239,6 +241,16 @@ def _check(out: Path, run: Run, values: dict[str, list[Any]], found: Sequence[Po
         if other := [one for one in differing if one[0] not in free]:
             wanted, was = told([one for one in other if one[0] == "recipe"] or other)
             raise Refusal(folder, f"a run with {was}", wanted, "Give the same flags, or another --out")
+
+
+def _warn_of_losses(runs: Sequence[Run]) -> None:
+    """Say before the first run that the validation losses will not compare, and what lets them where a flag does."""
+    from latemask.report.comparable import differing, of_planned, why_not
+
+    facts = [of_planned(run) for run in runs]
+    if why := why_not(facts):
+        do = f" Validate all at one rate: {ONE_RATE}" if "rate" in differing(facts) else ""
+        console.warn(f"{why}{do}")
 
 
 def _holds_run(folder: Path) -> bool:

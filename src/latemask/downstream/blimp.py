@@ -44,7 +44,9 @@ def read_pairs(
     folder = data / "data" if (data / "data").is_dir() else data
     files = sorted(folder.glob("*.jsonl")) if folder.is_dir() else [data]
     if not files:
-        raise Refusal(data, "no .jsonl file", "a folder of minimal pairs in JSON lines")
+        below = sorted({str(path.parent) for path in folder.glob("*/*.jsonl")})
+        do = f"They lie one folder deeper: {', '.join(below[:5])}" if below else ""
+        raise Refusal(data, "no .jsonl file", "a folder of minimal pairs in JSON lines", do)
     pairs, refused, sentences = [], {}, []
     for path in files:
         table = read_table(path, [good, bad], optional=["UID", "field"])

@@ -68,6 +68,8 @@ class Inputs:
         self.frame = Frame.of(tokenizer)
         self.cut = 0
         """Texts cut so far because they were too long (of a pair one or both; of SQuAD's questions alone)."""
+        self.whole_lengths: list[int] = []
+        """Tokens of each row so far had nothing been cut (not of SQuAD's)."""
 
     def rows(self, texts: Sequence[tuple[str, ...]]) -> list[np.ndarray]:
         """One row of ids [tokens] int32 for each text or pair."""
@@ -76,12 +78,14 @@ class Inputs:
         if len(columns) == 1:
             room = self.most_tokens - len(frame.before) - len(frame.after_single)
             self.cut += sum(len(ids) > room for ids in columns[0])
+            self.whole_lengths += [len(ids) + self.most_tokens - room for ids in columns[0]]
             return [_joined(frame.before, ids[:room], frame.after_single) for ids in columns[0]]
         room = self.most_tokens - frame.pair_tokens
         rows = []
         for first, second in zip(*columns, strict=True):
             kept_first, kept_second = longest_first(len(first), len(second), room)
             self.cut += kept_first + kept_second < len(first) + len(second)
+            self.whole_lengths.append(len(first) + len(second) + frame.pair_tokens)
             rows.append(_joined(frame.before, first[:kept_first], frame.between, second[:kept_second], frame.after))
         return rows
 
@@ -104,6 +108,7 @@ class Inputs:
                 places.append(len(ids) if fits else -1)
                 ids += tokens
             self.cut += len(ids) > room
+            self.whole_lengths.append(len(ids) + len(frame.after_single))
             rows.append(_joined(ids[:room], frame.after_single))
             firsts.append(places)
         return rows, firsts

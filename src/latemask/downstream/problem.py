@@ -20,6 +20,8 @@ from latemask.downstream.settings import Settings
 from latemask.downstream.tasks import NO_LABEL, Task
 from latemask.errors import Refusal
 
+MOST_SHARE = 0.9
+"""Of the texts: what rows that hold most of them hold."""
 Predict = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
 """Rows of ids -> the model's output for each: [C], [] , [tokens, C] or [D], fp32."""
 
@@ -38,9 +40,13 @@ class Evaluation:
     """Outputs of the model that were not finite: zeros stand in their place."""
 
 
-def cautions(task: Task, data: dict[str, dict[str, Any]]) -> list[str]:
+def cautions(task: Task, data: dict[str, dict[str, Any]], asked_tokens: int | None = None) -> list[str]:
     """A line for each split (``Problem.facts["data"]``) whose file has rows that were refused, with the first, for one
-    that training has seen all of, and for one with texts (of SQuAD: questions) that were cut."""
+    that training has seen all of, and for one with texts (of SQuAD: questions) that were cut.
+
+    ``asked_tokens``: where rows as long as the run's own are the limit, the length that was asked for: it is then also
+    said what helps.
+    """
     seen = [
         f"{held['source']}: every row is in the training data too, so that its scores say nothing of other text"
         for held in data.values()
@@ -55,11 +61,21 @@ def cautions(task: Task, data: dict[str, dict[str, Any]]) -> list[str]:
     texts = pairs if len(task.texts) == 2 and task.kind != "similarity" else "texts"
     cut = [
         f"{task.name} {split}: {held['cut']:,} of {held['inputs']:,} {texts} are longer than {held['most_tokens']:,} "
-        "tokens and were cut"
+        f"tokens and were cut{_longer_rows(held, asked_tokens)}"
         for split, held in data.items()
         if held.get("cut")
     ]
     return seen + refused + cut
+
+
+def _longer_rows(held: dict[str, Any], asked_tokens: int | None) -> str:
+    """The next power of two that holds most of the texts, as flags; empty where rows are long enough for most."""
+    tokens = held.get("tokens_that_hold_most", 0)
+    if asked_tokens is None or tokens <= held["most_tokens"]:
+        return ""
+    wanted = 1 << (tokens - 1).bit_length()
+    also = f", and fine-tune with --sequence-tokens {wanted}" if wanted > asked_tokens else ""
+    return f": pretrain with --shape.row-tokens {wanted}{also}"
 
 
 def evaluated(problem: Problem, predict: Predict) -> Evaluation:
@@ -126,10 +142,13 @@ class TextProblem:
         facts: dict[str, dict[str, Any]] = {}
         known = set(splits["train"].hashes()) if "train" in splits else set()
         for split, held in splits.items():
-            before = inputs.cut
+            before, rows_before = inputs.cut, len(inputs.whole_lengths)
             rows, firsts = self._rows(held)
+            lengths = inputs.whole_lengths[rows_before:]
+            most_lengths = int(np.quantile(lengths, MOST_SHARE, method="higher")) if lengths else 0
             facts[split] = held.summary()
-            facts[split] |= {"inputs": len(rows), "cut": inputs.cut - before, "most_tokens": inputs.most_tokens}
+            facts[split] |= {"inputs": len(rows), "cut": inputs.cut - before, "most_tokens": inputs.most_tokens,
+                             "tokens_that_hold_most": most_lengths}  # fmt: skip
             if split == "train":
                 if task.kind == "regression":
                     self.centre, self.spread = _scale(held)

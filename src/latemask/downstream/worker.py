@@ -49,6 +49,9 @@ class Worker:
         self.model = Model.from_source(source)
         settings, self.fixed = base_settings(options)
         most_tokens = min(settings.sequence_tokens, self.model.row_tokens)
+        is_own = self.model.step is not None and most_tokens == self.model.row_tokens
+        self.asked_tokens = settings.sequence_tokens if is_own else None
+        """Where rows as long as the run's own are the limit."""
         self.settings = dataclasses.replace(settings, sequence_tokens=most_tokens)
         self.has_compiled = False
         self.names: list[str] = []
@@ -68,7 +71,7 @@ class Worker:
         if number not in self.held:
             data = self.read.pop(number, None) or read_data(self.tasks[number], self.options)
             problem = make_problem(data, self.options, self.model, self.settings)
-            for line in cautions(problem.task, problem.facts["data"]):
+            for line in cautions(problem.task, problem.facts["data"], self.asked_tokens):
                 console.warn(line)
             self.held[number] = problem, self._points(problem)
             self.names += self.held[number][1]

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from latemask.config import Run
 from latemask.training import journal
+from latemask.training.plateau import standing
 
 if TYPE_CHECKING:
     from latemask.hf.verification import Verified
 
 METHOD_TAGS = {"mlm": "masked-language-modeling", "three_ml": "3ml", "mae_lm": "mae-lm"}
+NO_BETTER = "no better than word frequencies alone"
 TAG = "latemask"
 """Of every export's card."""
 
@@ -37,6 +39,12 @@ def card(step: Path, run: Run, verified: Verified, names: dict[str, str], *, fil
     return "\n\n".join(parts) + "\n"
 
 
+def word_frequencies_only(step: Path) -> str:
+    """That the journal beside the step folder says so, with both losses; empty where it does not."""
+    found = standing(lines_up_to(step))
+    return f"{NO_BETTER}: validation loss {found[0]:.4f}, theirs {found[1]:.4f}" if found else ""
+
+
 def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
     """Rows of the card's table, from ``run`` and, where it is there, the journal beside the step folder."""
     shape = run.shape
@@ -46,9 +54,7 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
         ("token ids", f"{shape.vocabulary:,}"),
         ("masking rate in pretraining", run.masking.rates_text),
     ]
-    digits = step.name.removeprefix("step-")
-    number = int(digits) if digits.isdecimal() else None
-    lines = journal_lines(step.parent / "journal.jsonl", number)
+    number, lines = step_number(step), lines_up_to(step)
     if number is not None:
         rows.append(("steps", f"{number:,} of {run.training.batch_rows:,} rows"))
     told = {name: [line[name] for line in lines if line.get(name) is not None] for name in ("tokens", "seconds")}
@@ -62,12 +68,21 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
         rate = f"masking rate {last['rate']:g}, " if isinstance(last.get("rate"), int | float) else ""
         about = f"{rate}step {last['step']:,}"
         loss = "not finite" if last["loss"] is None else f"{last['loss']:.4f} {journal.loss_unit(run.rewrites)}"
-        rows.append(("validation loss", f"{loss} ({about})"))
+        beside = f"; {NO_BETTER} ({found[1]:.4f})" if (found := standing(lines)) else ""
+        rows.append(("validation loss", f"{loss} ({about}){beside}"))
     return rows
 
 
-def journal_lines(path: Path, last_step: int | None) -> list[dict[str, Any]]:
-    """Lines up to ``last_step``; none where there is no journal. A last line cut short is left out."""
+def step_number(step: Path) -> int | None:
+    """Updates made where ``step`` stands, by its name; None for a folder of another name."""
+    digits = step.name.removeprefix("step-")
+    return int(digits) if digits.isdecimal() else None
+
+
+def lines_up_to(step: Path) -> list[dict[str, Any]]:
+    """Lines of the journal beside ``step`` up to it; none where there is no journal. A last line cut short is left
+    out."""
+    path, last_step = step.parent / "journal.jsonl", step_number(step)
     lines = journal.read_checked(path) if path.is_file() else []
     return [line for line in lines if last_step is None or line.get("step", 0) <= last_step]
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from latemask.config import Run
 from latemask.report.folders import RunFolder
 from latemask.training.journal import PER_MASKED, PER_TOKEN
 
@@ -52,8 +53,8 @@ def of_validation(run: RunFolder) -> dict[str, str]:
     """What a run's validation loss was measured on; nothing without one."""
     valid, fields = run.validation, run.fields
     known = {
-        "rate": (valid.get("rate"), lambda rate: f"{100 * rate:.4g}% masked"),
-        "row": (fields.get("shape.row_tokens"), lambda tokens: f"rows of {tokens:,} tokens"),
+        "rate": (valid.get("rate"), _rate),
+        "row": (fields.get("shape.row_tokens"), _row),
         "ids": (fields.get("shape.vocabulary"), lambda ids: f"{ids:,} ids"),
         "text": (run.unigram_loss, lambda loss: f"text where word frequencies alone reach {loss:.4f}"),
     }
@@ -62,13 +63,28 @@ def of_validation(run: RunFolder) -> dict[str, str]:
     return {name: say(value) for name, (value, say) in known.items() if value is not None} if valid else {}
 
 
+def of_planned(run: Run) -> dict[str, str]:
+    """What the validation loss of a run will be measured on, as far as its settings say; nothing without one."""
+    if not run.training.validate_every:
+        return {}
+    return {"rate": _rate(run.validation_rate), "row": _row(run.shape.row_tokens)}
+
+
+def _rate(rate: float) -> str:
+    return f"{100 * rate:.4g}% masked"
+
+
+def _row(tokens: int) -> str:
+    return f"rows of {tokens:,} tokens"
+
+
 def of_masked_loss(evaluation: Mapping[str, Any]) -> dict[str, str]:
     """What a masked loss was measured on, beside the name of its data and its rate; the text by the path of its data
     where the result has no fingerprint of it."""
     tokenizer, scored = evaluation.get("tokenizer"), evaluation.get("fingerprint")
     path = os.path.normpath(str(evaluation.get("options", {}).get("data", "")))
     return {
-        "row": f"rows of {evaluation['row_tokens']:,} tokens",
+        "row": _row(evaluation["row_tokens"]),
         **({"rows": f"{evaluation['rows']:,} rows"} if "rows" in evaluation else {}),
         **({} if tokenizer is None else {"ids": f"tokenizer {tokenizer}"}),
         "data": path if scored is None else f"text {scored}",

@@ -27,7 +27,7 @@ from latemask.report.flops import last_start, plain_flops
 from latemask.report.looks import MOST_RUNS, Look
 from latemask.report.price import PRICES, Cost
 from latemask.training import journal
-from latemask.training.plateau import FAR_NATS, is_no_better
+from latemask.training.plateau import FAR_NATS, standing
 from latemask.writing import folder_of
 
 JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
@@ -184,10 +184,9 @@ class RunFolder:
     @property
     def learned(self) -> str:
         """What the run had not got beyond after its warm-up, where its journal says that it stood still; else empty."""
-        is_told = any(line["kind"] == "plateau" or line.get("word_frequencies_only") for line in self.lines)
-        loss, alone = self.validation.get("loss"), self.unigram_loss
-        if not is_told or loss is None or alone is None or not is_no_better(loss, alone):
+        if (found := standing(self.lines)) is None:
             return ""
+        loss, alone = found
         return "word frequencies only" if loss <= alone + FAR_NATS else "less than word frequencies"
 
 

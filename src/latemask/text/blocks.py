@@ -14,13 +14,16 @@ from pathlib import PurePath
 from typing import IO, ClassVar, Literal
 
 from latemask.errors import Refusal
-from latemask.text.files import File, Format, Plain, open_plain, open_seekable
+from latemask.text.files import OF_FASTA, File, Format, Plain, open_plain, open_seekable
 
 BLOCK_BYTES = 1 << 20
 """Usual size of a block."""
 ESTIMATED_FILES, ESTIMATED_BLOCKS = 4, 8
 """How much of each kind of file is read to estimate how much text there is."""
 _BLANK_LINE = re.compile(rb"(?>\r\n|\r|\n)[ \t\v\f]*(?>\r\n|\r|\n)")
+
+_FASTA = re.compile(rb">[^\r\n]*(?>\r\n|\r|\n)[A-Za-z][A-Za-z*-]{19,}(?:[\r\n]|\Z)")
+"""A header line, and one of 20 or more letters of a sequence."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,8 @@ class Block:
 def blocks(file: File, reading: Reading) -> Iterator[Block]:
     """Cut ``file`` into blocks of about 1 MB between documents.
 
-    Raises ``Refusal`` for what cannot be opened, damaged compression, UTF-16, and a parquet file without the column.
+    Raises ``Refusal`` for what cannot be opened, damaged compression, UTF-16, FASTA as text, and a parquet file without
+    the column.
     """
     if file.format == "parquet":
         with open_seekable(file) as stream:
@@ -117,6 +121,8 @@ def _byte_blocks(file: File, plain: Plain, reading: Reading) -> Iterator[Block]:
                 _check_encoding(plain.name, data)
                 marked = data.startswith(b"\xef\xbb\xbf")
                 data, offset = data[3 * marked :], 3 * marked
+                if file.format == "text" and _FASTA.match(data):
+                    raise Refusal(plain.name, "FASTA: header lines and sequences", "text", OF_FASTA)
             cut = len(data) if ended else _last_end(data, parts)
             if len(data) >= limit or ended:
                 break

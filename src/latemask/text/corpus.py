@@ -7,7 +7,7 @@ One treatment for all formats, in tokenizer training and in preparation alike:
 * invalid UTF-8, lone surrogates and records without a text (broken JSON, a missing, null or other-typed field, longer
   than the longest document) follow ``--invalid``: ``refuse`` stops at the first, naming the place; ``replace`` puts
   U+FFFD for what is no character and leaves records without a text out; ``skip`` leaves out every such document;
-* UTF-16 and UTF-32 are refused by name;
+* UTF-16, UTF-32 and FASTA in a text file are refused by name;
 * documents of white space alone are counted as empty;
 * a text file's document longer than the longest document is parted at white space into successive documents.
 """

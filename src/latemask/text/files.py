@@ -28,7 +28,9 @@ SUFFIXES: dict[str, Format] = {".txt": "text", ".jsonl": "jsonl", ".ndjson": "js
 COMPRESSED = {".gz": b"\x1f\x8b", ".zst": b"\x28\xb5\x2f\xfd", ".xz": b"\xfd7zXZ\x00"}
 """Suffix and first bytes. None of these is valid UTF-8 or begins a parquet file."""
 ENDINGS = f"{', '.join(SUFFIXES)}, each plain or with {', '.join(COMPRESSED)}"
+OF_FASTA = 'Of FASTA make .jsonl, one {"text": "MKVLA..."} a line, a line for each sequence, without its header'
 OF_TABLES = 'Of a .csv or .tsv make .jsonl, one {"text": "..."} a line, or .parquet'
+INSTEAD = {".csv": OF_TABLES, ".tsv": OF_TABLES, ".fasta": OF_FASTA, ".fa": OF_FASTA, ".faa": OF_FASTA}
 STANDARD_INPUT = "-"
 
 
@@ -61,7 +63,7 @@ def find(inputs: Sequence[str | os.PathLike[str]], reading: Reading | None = Non
             known = _format(path)
             kind = known or (reading.format if reading else None)
             if kind is None:
-                do = OF_TABLES if _is_table(path) else "Say it with --format text, jsonl or parquet" * has_flags
+                do = _instead([path]) or "Say it with --format text, jsonl or parquet" * has_flags
                 raise Refusal(path if path != STANDARD_INPUT else "standard input", "a format that no name tells",
                               f"a name ending in {ENDINGS}", do)  # fmt: skip
             key = path if path == STANDARD_INPUT else os.path.realpath(path)
@@ -89,10 +91,10 @@ def _paths(name: str, has_flags: bool) -> list[str]:
         left = f"{len(others):,} files whose names tell no format ({some}{', ...' if len(others) > 3 else ''})"
         if not paths:
             found = f"a folder without such a file{f', but {left}' if others else ''}"
-            raise Refusal(name, found, f"files ending in {ENDINGS}", OF_TABLES if any(map(_is_table, others)) else "")
+            raise Refusal(name, found, f"files ending in {ENDINGS}", _instead(others))
         if others:
             do = f"{'give them by name with --format, or ' * has_flags}name them {', '.join(SUFFIXES)}"
-            warn_once(f"{name}: left out {left}; {do}{f'. {OF_TABLES}' if any(map(_is_table, others)) else ''}")
+            warn_once(f"{name}: left out {left}; {'. '.join(filter(None, [do, _instead(others)]))}")
         return paths
     if path.exists():
         return [name]
@@ -118,8 +120,9 @@ def _format(path: str) -> Format | None:
     return SUFFIXES.get(_suffix(path))
 
 
-def _is_table(path: str) -> bool:
-    return _suffix(path) in (".csv", ".tsv")
+def _instead(paths: Sequence[str]) -> str:
+    """What to make of those that are no text although they may be read as such."""
+    return ". ".join(sorted({INSTEAD[suffix] for suffix in map(_suffix, paths) if suffix in INSTEAD}))
 
 
 class Plain:

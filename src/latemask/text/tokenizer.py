@@ -43,6 +43,12 @@ ROLES = {
 """Names under which a tokenizer of the user may have each special token; the first that it has counts."""
 SMALLEST_VOCABULARY, LARGEST_VOCABULARY = 256 + len(SPECIAL_TOKENS), 1 << 20
 COMMON_WORDS = 200
+SHOWN_CHARACTERS = 20
+"""Of a word; words longer than this on average are text without spaces."""
+OF_CHARACTERS = (
+    "For text without spaces, of which each character is to be a token, bring your own tokenizer.json: "
+    "latemask prepare --tokenizer FILE"
+)
 FILE = "tokenizer.json"
 
 
@@ -249,7 +255,10 @@ def train_tokenizer(
 
     if vocabulary < SMALLEST_VOCABULARY:
         raise Refusal(
-            "--vocab-size", str(vocabulary), f"at least {SMALLEST_VOCABULARY}: 256 bytes and the special tokens"
+            "--vocab-size",
+            str(vocabulary),
+            f"at least {SMALLEST_VOCABULARY}: 256 bytes and the special tokens",
+            OF_CHARACTERS,
         )
     if vocabulary > LARGEST_VOCABULARY:
         raise Refusal("--vocab-size", str(vocabulary), f"at most {LARGEST_VOCABULARY:,}")
@@ -310,9 +319,12 @@ def _check_trained(tokenizer: Tokenizer, vocabulary: int, words: Counter[str]) -
              "comes twice in its words. Give more text, or a smaller --vocab-size")  # fmt: skip
     common = [word for word, _ in words.most_common(COMMON_WORDS)]
     lengths = map(len, tokenizer.encode_batch([f" {word}" for word in common]))
-    split = [word[:20] for word, length in zip(common, lengths, strict=True) if length > 2]
+    split = [word for word, length in zip(common, lengths, strict=True) if length > 2]
     if split:
-        warn(f"{len(split)} of the {len(common)} commonest words take more than two tokens: {', '.join(split[:8])}")
+        shown = ", ".join(word[:SHOWN_CHARACTERS] for word in split[:8])
+        has_spaces = sum(map(len, split)) < SHOWN_CHARACTERS * len(split)
+        warn(f"{len(split)} of the {len(common)} commonest words take more than two tokens: {shown}"
+             + ("" if has_spaces else f". {OF_CHARACTERS}"))  # fmt: skip
 
 
 def run_tokenizer(options: TokenizerOptions) -> None:

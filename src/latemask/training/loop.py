@@ -62,6 +62,8 @@ class Outcome:
     """Nats per masked token at the last validation; None where there was none of trained weights."""
     was_signalled: bool = False
     """Whether a signal was heard, perhaps too late to stop the run: what comes after it should not begin."""
+    word_frequencies_only: bool = False
+    """Whether the last validation after the warm-up was no better than word frequencies (rank 0 alone knows)."""
 
 
 class Diverged(Refusal):
@@ -348,7 +350,7 @@ def _train(
         note("end", reason=reason, seconds=watch.seconds, tokens=state.updates * batch_tokens,
              word_frequencies_only=plateau and plateau.is_there)  # fmt: skip
         was_signalled = bool(signalled)
-    return Outcome(last, reason, validation_loss, was_signalled)
+    return Outcome(last, reason, validation_loss, was_signalled, plateau is not None and plateau.is_there)
 
 
 def _accumulate(

@@ -7,7 +7,7 @@ says so. It is advice: nothing stops, unless ``training.stops_on_plateau`` says 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from latemask.config import Run
@@ -24,6 +24,18 @@ FEW_UPDATES = 1000
 def is_no_better(loss: float | None, unigram_loss: float | None) -> bool:
     """Whether a validation loss is that of word frequencies alone, or worse; False where one of them is not known."""
     return loss is not None and unigram_loss is not None and loss >= unigram_loss - MARGIN_NATS
+
+
+def standing(lines: Sequence[Mapping[str, Any]]) -> tuple[float, float] | None:
+    """The last validation loss of these lines of a journal and that of word frequencies alone, where they say that the
+    run stood still there and it is still no better; else None."""
+    is_told = any(line["kind"] == "plateau" or line.get("word_frequencies_only") for line in lines)
+    validations = [line for line in lines if line["kind"] == "validation"]
+    losses = [line["loss"] for line in validations if line["loss"] is not None]
+    unigram_losses = [line["unigram_loss"] for line in lines if line.get("unigram_loss") is not None]
+    if not (is_told and losses and unigram_losses and is_no_better(losses[-1], unigram_losses[-1])):
+        return None
+    return losses[-1], unigram_losses[-1]
 
 
 class Plateau:

@@ -42,7 +42,7 @@ class Validation:
     """
 
     def __init__(self, run: Run, store: TokenStore):
-        self.rate = run.training.validation_rate or run.masking.rate
+        self.rate = run.validation_rate
         masking = dataclasses.replace(run.masking.at(self.rate), predicted_share=1.0)
         masked, row_tokens = masking.masked_tokens(run.shape.row_tokens), run.shape.row_tokens
         if not 1 <= masked <= row_tokens - 2:

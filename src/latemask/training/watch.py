@@ -192,7 +192,8 @@ class Display:
                 return f"{place}  saved {line['folder']}"
             case "end":
                 frequencies = "; no better than word frequencies" if line["word_frequencies_only"] else ""
-                return f"{place}  done ({line['reason']}) after {line['seconds']:.0f} s in {self.out}{frequencies}"
+                ended = "stopped" if line["reason"] in ("signal", "plateau") else "done"
+                return f"{place}  {ended} ({line['reason']}) after {line['seconds']:.0f} s in {self.out}{frequencies}"
         return ""
 
 
