@@ -37,16 +37,16 @@ def test_what_is_not_there_is_refused_before_anything_is_made(tmp_path):
     for asked, wanted in (((tmp_path / "nowhere", ()), "nowhere"), ((EVIDENCE, ("typo",)), "typo")):
         with pytest.raises(Refusal, match=wanted):
             pages.Options(*asked)
-    shutil.copytree(EVIDENCE / "repeated", tmp_path / "repeated")
-    before = (tmp_path / "repeated" / "report.md").read_text()
-    with (tmp_path / "repeated" / "first" / "journal.jsonl").open("a") as file:
+    shutil.copytree(EVIDENCE / "untuned", tmp_path / "untuned")
+    before = (tmp_path / "untuned" / "report.md").read_text()
+    with (tmp_path / "untuned" / "mlm,seed=1" / "journal.jsonl").open("a") as file:
         file.write("xx\n")
     with pytest.raises(Refusal, match="xx"):
-        pages.write(pages.Options(tmp_path, ("repeated",)))
-    assert (tmp_path / "repeated" / "report.md").read_text() == before
-    shutil.rmtree(tmp_path / "repeated" / "first")
+        pages.write(pages.Options(tmp_path, ("untuned",)))
+    assert (tmp_path / "untuned" / "report.md").read_text() == before
+    shutil.rmtree(tmp_path / "untuned" / "mlm,seed=1")
     with pytest.raises(Refusal, match="repeated/first"):
-        pages.Options(tmp_path, ("repeated",))
+        pages.Options(tmp_path, ("untuned",))
     for folder in ("masks", "three-ml", "three-ml-seconds"):
         shutil.copytree(EVIDENCE / folder, tmp_path / folder)
     with pytest.raises(Refusal, match=r"joins_small\.json: found no such file"):
