@@ -45,7 +45,7 @@ def test_what_is_not_there_is_refused_before_anything_is_made(tmp_path):
         pages.write(pages.Options(tmp_path, ("untuned",)))
     assert (tmp_path / "untuned" / "report.md").read_text() == before
     shutil.rmtree(tmp_path / "untuned" / "mlm,seed=1")
-    with pytest.raises(Refusal, match="repeated/first"):
+    with pytest.raises(Refusal, match="untuned/mlm,seed=1"):
         pages.Options(tmp_path, ("untuned",))
     for folder in ("masks", "three-ml", "three-ml-seconds"):
         shutil.copytree(EVIDENCE / folder, tmp_path / folder)
