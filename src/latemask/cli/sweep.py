@@ -214,6 +214,7 @@ def _text(value: Any) -> str:
 def _check(out: Path, run: Run, values: dict[str, list[Any]], found: Sequence[Point], text: list[Any]) -> None:
     """Raise ``Refusal`` where ``out`` holds a run that is no point of this sweep, one of ``found`` or of other values:
     one sweep, one set of other settings, but for what makes a run fit its card, and the same data."""
+    from latemask.downstream.claims import is_done
     from latemask.training import checkpoint
     from latemask.training.resuming import FITTING, differences, told
 
@@ -225,7 +226,7 @@ def _check(out: Path, run: Run, values: dict[str, list[Any]], found: Sequence[Po
         if [part.partition("=")[0] for part in name.split(",")] != list(values):
             raise Refusal(out, f"the run {name}", f"only runs of a sweep over {', '.join(values)}", do)
         file, folder = out / f"{name}.json", out / name
-        if file.is_file():
+        if is_done(out, name):
             try:
                 content = json.loads(file.read_text(encoding="utf-8"))
                 done, on = content["run"], content["data"]

@@ -122,7 +122,8 @@ def _facts(options: EvaluateOptions, fills_masks: bool = False) -> tuple[Source,
 
 
 def _refuse_another(options: EvaluateOptions, origin: dict[str, Any]) -> None:
-    """Raise ``Refusal`` where the result of another measurement is where this one's goes; see ``Source.origin``."""
+    """Raise ``Refusal`` where the result of another measurement is where this one's goes; of a run's model with its
+    ``checkpoint.origin``."""
     wanted: dict[str, Any] = {"kind": "evaluation", "suite": options.suite}
     wanted |= {"options": _asked(options, bool(origin))} if options.out else {}  # else the file's name says them
     wanted |= {"model": origin} if origin else {}

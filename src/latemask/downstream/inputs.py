@@ -77,17 +77,21 @@ class Inputs:
         frame = self.frame
         if len(columns) == 1:
             room = self.most_tokens - len(frame.before) - len(frame.after_single)
-            self.cut += sum(len(ids) > room for ids in columns[0])
-            self.whole_lengths += [len(ids) + self.most_tokens - room for ids in columns[0]]
+            for ids in columns[0]:
+                self._count(len(ids) + self.most_tokens - room)
             return [_joined(frame.before, ids[:room], frame.after_single) for ids in columns[0]]
         room = self.most_tokens - frame.pair_tokens
         rows = []
         for first, second in zip(*columns, strict=True):
             kept_first, kept_second = longest_first(len(first), len(second), room)
-            self.cut += kept_first + kept_second < len(first) + len(second)
-            self.whole_lengths.append(len(first) + len(second) + frame.pair_tokens)
+            self._count(len(first) + len(second) + frame.pair_tokens)
             rows.append(_joined(frame.before, first[:kept_first], frame.between, second[:kept_second], frame.after))
         return rows
+
+    def _count(self, tokens: int) -> None:
+        """Of a row, had nothing been cut."""
+        self.whole_lengths.append(tokens)
+        self.cut += tokens > self.most_tokens
 
     def word_rows(self, sentences: Sequence[Sequence[str]]) -> tuple[list[np.ndarray], list[list[int]]]:
         """Rows of sentences given as words, and where in its row each word's first token stands (-1: cut off).
@@ -107,8 +111,7 @@ class Inputs:
                 fits = len(ids) < room
                 places.append(len(ids) if fits else -1)
                 ids += tokens
-            self.cut += len(ids) > room
-            self.whole_lengths.append(len(ids) + len(frame.after_single))
+            self._count(len(ids) + len(frame.after_single))
             rows.append(_joined(ids[:room], frame.after_single))
             firsts.append(places)
         return rows, firsts

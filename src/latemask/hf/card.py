@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latemask.config import Run
-from latemask.training import journal
+from latemask.training import checkpoint, journal
 from latemask.training.plateau import standing
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
         ("token ids", f"{shape.vocabulary:,}"),
         ("masking rate in pretraining", run.masking.rates_text),
     ]
-    number, lines = step_number(step), lines_up_to(step)
+    number, lines = checkpoint.step_number(step), lines_up_to(step)
     if number is not None:
         rows.append(("steps", f"{number:,} of {run.training.batch_rows:,} rows"))
     told = {name: [line[name] for line in lines if line.get(name) is not None] for name in ("tokens", "seconds")}
@@ -73,16 +73,10 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
     return rows
 
 
-def step_number(step: Path) -> int | None:
-    """Updates made where ``step`` stands, by its name; None for a folder of another name."""
-    digits = step.name.removeprefix("step-")
-    return int(digits) if digits.isdecimal() else None
-
-
 def lines_up_to(step: Path) -> list[dict[str, Any]]:
     """Lines of the journal beside ``step`` up to it; none where there is no journal. A last line cut short is left
     out."""
-    path, last_step = step.parent / "journal.jsonl", step_number(step)
+    path, last_step = step.parent / "journal.jsonl", checkpoint.step_number(step)
     lines = journal.read_checked(path) if path.is_file() else []
     return [line for line in lines if last_step is None or line.get("step", 0) <= last_step]
 

@@ -92,10 +92,10 @@ def _against(by_run: dict[str, list[Entry]], across: str, differ: Iterable[str])
         return None
     some = next(iter(by_run.values()))[0]
     axis = "seconds of pretraining" if across == "seconds" else "FLOPs of pretraining (plain objective)"
-    marked = any(entry.subset for found in by_run.values() for entry in found)
-    note = "The best setting's median over seeds at each checkpoint (MAE-LM Figure 3)." if some.is_finetuned else ""
-    marked_with = "".join(mark for found in by_run.values() for entry in found for mark in entry.marks)
     every = [entry for found in by_run.values() for entry in found]
+    marked = any(entry.subset for entry in every)
+    note = "The best setting's median over seeds at each checkpoint (MAE-LM Figure 3)." if some.is_finetuned else ""
+    marked_with = "".join(mark for entry in every for mark in entry.marks)
     lacking = without_seconds(every) if across == "seconds" else without_flops([entry.folder for entry in every])
     note = " ".join([note, *marks(marked_with), *lacking])
     called, file = (told_apart(word, some.facts, differ) for word in (some.title, some.task))

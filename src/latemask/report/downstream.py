@@ -293,17 +293,17 @@ def _note(models: Mapping[str, Sequence[Entry]]) -> str:
     parts = [READ_SO]
     if part := subsets(f"{entry.title} {split} {of}" for entry in found for split, of in entry.subset.items()):
         parts.append(part)
-    failed = [
-        f"{name} on {entry.title} ({entry.summary['degenerate']} of {len(entry.summary['seeds'])} seeds"
-        + "".join(f": {'; '.join(because)}" for because in [entry.summary["degenerate_because"]] if because)
-        + ")"
-        for name, ours in models.items()
-        for entry in ours
-        if entry.summary and entry.summary["degenerate"]
-    ]
+    failed = [f"{name} on {entry.title} ({_failed(entry.summary)})" for name, ours in models.items() for entry in ours
+              if entry.summary and entry.summary["degenerate"]]  # fmt: skip
     if failed:
         parts.append(f"{DEGENERATE} Degenerate: {', '.join(failed)}.")
     return " ".join(parts)
+
+
+def _failed(summary: Mapping[str, Any]) -> str:
+    """How many of the seeds, and why where the results say so."""
+    seeds = f"{summary['degenerate']} of {len(summary['seeds'])} seeds"
+    return ": ".join(filter(None, [seeds, "; ".join(summary["degenerate_because"])]))
 
 
 def tasks_table(every: Sequence[Entry]) -> Table | None:

@@ -181,7 +181,7 @@ class RunFolder:
         told = (line["unigram_loss"] for line in reversed(self.lines) if line.get("unigram_loss") is not None)
         return next((round(loss, 9) for loss in told), None)
 
-    @property
+    @cached_property
     def learned(self) -> str:
         """What the run had not got beyond after its warm-up, where its journal says that it stood still; else empty."""
         if (found := standing(self.lines)) is None:

@@ -33,9 +33,8 @@ def _cost(worth: Worth, by: Cost) -> float | None:
     return None if None in costs else statistics.fmean(cost for cost in costs if cost is not None)
 
 
-def _shown(worth: Worth, by: Cost) -> Value:
-    """The cost, with the deviation of seconds over seeds: FLOPs have none."""
-    cost = _cost(worth, by)
+def _shown(cost: float | None, worth: Worth, by: Cost) -> Value:
+    """The ``cost`` of a system, with the deviation of seconds over seeds: FLOPs have none."""
     if by != "seconds" or len(worth.runs) < 2:
         return cost
     return f"{shown(cost)} ± {shown(statistics.stdev(run.card_seconds for run in worth.runs))}"
@@ -96,7 +95,7 @@ def cost_table(material: Material) -> Table | None:
         )
         tokens = statistics.fmean(run.reached["tokens"] for run in worth.runs)
         share = f"{cost / base_cost:.1%}" if base_cost and cost is not None else None
-        rows.append((own, len(worth.runs), tokens / 1e6, _shown(worth, material.by), share, *cells))
+        rows.append((own, len(worth.runs), tokens / 1e6, _shown(cost, worth, material.by), share, *cells))
     columns = ("system", "seeds", "million tokens", material.price.column, f"of {base.name}'s", *names)
     return Table("Quality beside cost", columns, tuple(rows), _note(material, found, rows, names))
 

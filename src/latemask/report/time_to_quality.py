@@ -56,7 +56,7 @@ def time_table(material: Material) -> Table | None:
 
 def _reached(material: Material, name: str, system: System, base: System) -> str | None:
     times = []
-    targets = {seed_of(run): run for run in base.runs if not run.learned}
+    targets = {seed: run for seed, run in base.by_seed.items() if not run.learned}
     for run in system.runs:
         its = targets.get(seed_of(run), next(iter(targets.values())))
         curve, target = (material.curves[one.name].get(name) for one in (run, its))
