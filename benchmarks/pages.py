@@ -48,6 +48,7 @@ TUNED = {
     "mae_lm": ("128x512,rate=4e-4", "32x512,rate=2e-4", "32x512,rate=4e-4", "64x512,rate=4e-4"),
     "roberta": MOST_TUNED,
 }
+JOINS, RATES = ("k=0", "k=3", "k=6", "k=9", "self", "cross"), (0.15, 0.3, 0.4, 0.5, 0.6)
 TIMED = ("k=0,rate=0.3", "k=0,rate=0.5", "k=3,rate=0.5", "k=6,rate=0.3", "k=6,rate=0.5", "k=9,rate=0.15",
          "k=9,rate=0.3", "k=9,rate=0.4", "k=9,rate=0.5", "k=9,rate=0.6", "self,rate=0.3", "self,rate=0.5",
          "cross,rate=0.5")  # fmt: skip
@@ -56,20 +57,21 @@ PAGES: Mapping[str, Page] = {
                        + " mlm,seed=1 mae_lm,seed=1"),
     "three-ml-base": Page("../objectives/mlm,seed=3 k=0,rate=0.3,seed=3 ../objectives/three_ml,seed=3 "
                           "k=9,rate=0.3,seed=3"),
-    "squad": Page("mlm,seed=3 mae_lm,seed=3 three_ml,seed=3"),
-    "equal-seconds": Page("../objectives/mlm,seed=4 ../objectives/mae_lm,seed=4 mae_lm,seconds=355,seed=4",
+    "squad": Page("mlm,seed=3 mae_lm,seed=3 ../equal-seconds/mae_lm,seconds=355,seed=3 three_ml,seed=3 mlm,seed=4 "
+                  "../equal-seconds/mae_lm,seconds=355,seed=4"),
+    "equal-seconds": Page(" ".join(f"../objectives/mlm,seed={seed} ../objectives/mae_lm,seed={seed} "
+                                   f"mae_lm,seconds=355,seed={seed}" for seed in (3, 4)),
                           "MAE-LM in MLM's seconds"),
-    "half-corpus": Page("../equal-seconds/mae_lm,seconds=355,seed=4 mae_lm,seconds=355,seed=4",
-                        "One schedule of MAE-LM, on the whole corpus and on half of it"),
+    "short-warm-up": Page("../equal-seconds/mae_lm,seconds=355,seed=4 mae_lm,seconds=355,seed=4 "
+                          "half-corpus/mae_lm,seconds=355,seed=4",
+                          "MAE-LM in MLM's seconds, a warm-up of .36; of .3; of .3, on half of the corpus"),
     "checkpoints": Page("mlm,seed=4 mae_lm,seed=4 three_ml_self,seed=4 three_ml,seed=4 roberta,seed=4",
                         "On the way, by FLOPs: the runs shared their cards, and their seconds say little", "flops"),
     "time": Page("roberta three_ml_self ../objectives/mlm,seed=2 ../objectives/mae_lm,seed=2 "
                  "../objectives/three_ml_self,seed=2",
                  "Time to quality: transformers' RoBERTa beside ours, base size, 250 M tokens"),
-    "three-ml": Page("../masks/mlm k=0,rate=0.3 k=0,rate=0.4 k=0,rate=0.5 k=0,rate=0.6 k=3,rate=0.3 k=3,rate=0.5 "
-                     "k=6,rate=0.15 k=6,rate=0.3 k=6,rate=0.4 k=6,rate=0.5 k=6,rate=0.6 k=9,rate=0.15 k=9,rate=0.3 "
-                     "k=9,rate=0.4 k=9,rate=0.5 k=9,rate=0.6 self,rate=0.15 self,rate=0.3 self,rate=0.4 self,rate=0.5 "
-                     "cross,rate=0.3 cross,rate=0.5",
+    "three-ml": Page(" ".join(["../masks/mlm", *(f"{join},rate={rate}" for join in JOINS for rate in RATES
+                                                 if (join, rate) != ("k=0", 0.15))]),
                      "3ML's joins and rates, by FLOPs: the runs shared their cards, and their seconds say little",
                      "flops"),
     "three-ml-seconds": Page(" ".join(["../masks/mlm", *(f"../three-ml/{trial}" for trial in TIMED)]),
@@ -81,7 +83,7 @@ PAGES: Mapping[str, Page] = {
                             "../masks/decoder_causal_cross delta=0.25 ../delta/delta=0.25"),
     "masks-4e-4": Page(WAYS),
     "delta-4e-4": Page("../masks-4e-4/mae_lm delta=0.5 ../masks-4e-4/mask_in_encoder"),
-    "repeated": Page("first second ../objectives/mlm,seed=4 mlm,seed=4"),
+    "repeated": Page("first second ../objectives/mlm,seed=4 ../squad/mlm,seed=4"),
     "collapse": Page("mlm,rate=4e-4 mlm,small,rate=4e-4 mlm,small,rate=8e-4 mae_lm,rate=2e-4 mae_lm,centred,rate=2e-4 "
                      "mae_lm,rate=4e-4 mae_lm,centred,rate=4e-4 mae_lm,small,rate=4e-4 roberta,small,rate=4e-4"),
     "tuning": Page(" ".join(f"{system},{trial}" for system, trials in TUNED.items() for trial in trials),
