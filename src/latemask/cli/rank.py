@@ -33,7 +33,7 @@ def run_rank(options: RankOptions) -> None:
     check_tau(options.tau)
     options.check()
     out = output(options.source, options.out, "rank")
-    refuse_another(out, {"kind": "rank", "tau": options.tau, **options.asked}, options.overwrite)
+    refuse_another(out, {"kind": "rank", "tau": options.tau, **options.measured}, options.overwrite)
     from latemask.report import plots
     from latemask.study.rank_study import rank_study, show
 

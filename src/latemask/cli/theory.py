@@ -32,7 +32,7 @@ def run_theory(options: TheoryOptions) -> None:
     check_tau(options.tau)
     options.check()
     out = output(options.source, options.out, "theory")
-    refuse_another(out, {"kind": "theory", "tau": options.tau, **options.asked}, options.overwrite)
+    refuse_another(out, {"kind": "theory", "tau": options.tau, **options.measured}, options.overwrite)
     from latemask.report import plots
     from latemask.study.theory import show, theory
 
