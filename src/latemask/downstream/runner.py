@@ -21,6 +21,7 @@ from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions, refuse_unread
 from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
 from latemask.errors import Refusal
+from latemask.hf.card import warn_of_frequencies
 from latemask.hf.places import refuse_no_place
 from latemask.hf.source import Source
 from latemask.out_of_memory import lower, out_of_memory_is_refused
@@ -67,6 +68,7 @@ def _finetuned(options: FinetuneOptions) -> tuple[list[dict[str, Any]], list[str
             paths_of(task, Path(options.data))
     source, out = Source.of(options.model), output_folder(options.out, options.model)
     check_folder(out)
+    warn_of_frequencies(source.step)
     work = _work if options.parallel == 1 else _work_in_processes
     names = work(options, source, out)
     unfinished = {name: who_is_at(out, name) for name in names if not is_done(out, name)}
