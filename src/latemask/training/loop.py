@@ -282,13 +282,7 @@ def _train(
         told = {"run": json.loads(run.to_json())} | facts(parts, world, plain_flops, executed_flops)
         told["unigram_loss"] = plateau and plateau.unigram_loss
         told["validation_text"] = parts.validation and parts.validation.text
-        if is_resumed:
-            note("resume", **told)
-        else:
-            note("start", **told)
-            if world.leads and settings.save_every >= parts.total_steps:
-                warn(f"saved at the end alone, and by SIGTERM: --training.save-every {settings.save_every:,} of "
-                     f"{parts.total_steps:,} steps")  # fmt: skip
+        note("resume" if is_resumed else "start", **told)
         if not is_resumed or state.validation_due:
             validate(is_saved=True)
             save()
