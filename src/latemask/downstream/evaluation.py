@@ -15,7 +15,7 @@ from latemask import console
 from latemask.config import refuse_rewriting
 from latemask.downstream.options import EvaluateOptions, refuse_unread
 from latemask.downstream.runner import output_folder
-from latemask.downstream.tasks import GLUE, Task, own_task
+from latemask.downstream.tasks import GLUE, Task, own_task, shown
 from latemask.errors import Refusal
 from latemask.hf.places import refuse_no_place
 from latemask.hf.source import Source
@@ -258,8 +258,8 @@ def _similarity(options: EvaluateOptions) -> dict[str, Any]:
     vectors = encode([*first, *second], options.model, device=_device()).numpy()
     found = cosines(vectors[: len(held)], vectors[len(held) :])
     scores = {"spearman": spearman(found, held.labels), "pearson": pearson(found, held.labels)}
-    console.say(f"{options.model}: Spearman {scores['spearman']:.4f}, Pearson {scores['pearson']:.4f} of {len(held):,} "
-                "cosines of mean-pooled vectors")  # fmt: skip
+    told = ", ".join(f"{name.capitalize()} {shown(task.name, score)}" for name, score in scores.items())
+    console.say(f"{options.model}: {told} of {len(held):,} cosines of mean-pooled vectors")
     subset = task.subset({"dev": len(held)})
     _say_subset(subset)
     return {**facts, "score": scores["spearman"], "scores": {"dev": scores},
@@ -314,7 +314,8 @@ def _finetuned(options: EvaluateOptions) -> dict[str, Any]:
     if evaluation.broken:
         console.warn(f"{options.model}: {evaluation.broken:,} outputs are not finite, and counted as zeros")
     for split, scores in evaluation.scores.items():
-        console.say(f"{options.model}, {split}: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        told = ", ".join(f"{name} {shown(task.name, score)}" for name, score in scores.items())
+        console.say(f"{options.model}, {split}: {told}")
     first = next(iter(evaluation.scores.values()))
     if (mark := _trained_on(facts)) is not None:
         problem.facts["subset"] = {"train": mark} | problem.facts["subset"]

@@ -19,7 +19,7 @@ from latemask.downstream.glue import HUB, HUB_SPLITS, paths_of
 from latemask.downstream.grid import NEEDED, base_settings, entry_of, majority_said, said, summarize
 from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions, refuse_unread
-from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
+from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task, shown
 from latemask.errors import Refusal
 from latemask.hf.card import warn_of_frequencies
 from latemask.hf.places import refuse_no_place
@@ -221,18 +221,17 @@ def _work(options: FinetuneOptions, source: Source, out: Path, place: int = 0) -
 def columns(summary: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Rows of the printed table: values as Table 1 has them, times 100."""
     for row in summary:
-        scale = 1 if row["task"] == SQUAD.name else 100
-        first = next(iter(row["scores"]))
+        task, first = row["task"], next(iter(row["scores"]))
         others = {(split, name): value for split, values in row["scores"].items() for name, value in values.items()
                   if name in SHOWN and (split, name) != (first, row["metric"])}  # fmt: skip
         yield (
             row["title"] + (" (subset)" if row["subset"] else ""),
             row["metric"],
-            f"{scale * row['median']:.1f}",
-            f"{scale * row['spread']['min']:.1f} - {scale * row['spread']['max']:.1f}",
-            " ".join(f"{scale * score:.1f}" for score in row["seeds"].values()),
-            ", ".join(f"{split} {name} {scale * value:.1f}" for (split, name), value in others.items()),
-            f"{scale * row['majority'][first][row['metric']]:.1f}",
+            shown(task, row["median"]),
+            f"{shown(task, row['spread']['min'])} - {shown(task, row['spread']['max'])}",
+            " ".join(shown(task, score) for score in row["seeds"].values()),
+            ", ".join(f"{split} {name} {shown(task, value)}" for (split, name), value in others.items()),
+            shown(task, row["majority"][first][row["metric"]]),
             f"{row['degenerate']} of {len(row['seeds'])}" if row["degenerate"] else "",
             said(row["settings"]),
             f"{row['runs']}",
