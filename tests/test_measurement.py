@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -12,10 +13,12 @@ import pytest
 from latemask import bench
 from latemask.cli.rank import RankOptions, run_rank
 from latemask.cli.theory import TheoryOptions, run_theory
-from latemask.downstream.evaluation import evaluate
-from latemask.downstream.options import EvaluateOptions
+from latemask.downstream.evaluation import evaluate, run_evaluate
+from latemask.downstream.options import EvaluateOptions, FinetuneOptions
+from latemask.downstream.runner import run_finetune
 from latemask.errors import Refusal
 from latemask.measurement import refuse_another
+from latemask.report.folders import read_folders
 from latemask.study import passes
 from latemask.text.prepare import prepare
 from latemask.training import checkpoint
@@ -188,3 +191,26 @@ def test_a_benchmark_of_other_entries_is_another(tmp_path, monkeypatch):
     for name in ("rounds", "steps"):
         with pytest.raises(Refusal, match=rf"wanted one with options\.{name} 2\."):
             bench.run_bench(dataclasses.replace(options, **{name: 2}))
+
+
+@pytest.mark.parametrize(("command", "options", "shown"), [
+    (run_rank, RankOptions("my run", "a.txt", tokens=50, device="cpu"), "my run"),
+    (run_theory, TheoryOptions("my run", "a.txt", tokens=50, device="cpu"), "my run"),
+    (run_rank, RankOptions("my run", "a.txt", tokens=50, device="cpu", out="other.json"), "other.json"),
+    (run_evaluate, EvaluateOptions("my run", "masked-loss", "a.txt", rows=2, row_tokens=20), "my run"),
+    (run_finetune, FinetuneOptions("my run", ("own",), ".", train="own.csv", dev="own.csv", epochs=1,
+                                   sequence_tokens=20), "my run"),
+    (run_finetune, FinetuneOptions("my run", ("own",), ".", train="own.csv", dev="own.csv", epochs=1,
+                                   sequence_tokens=20, out="tuned"), "tuned"),
+])  # fmt: skip
+def test_what_shows_a_result_is_said_last_and_shows_it(command, options, shown, here, capsys):
+    (here / "run").rename(here / "my run")
+    start = {"kind": "start", "step": 0, "run": json.loads(small("mlm").to_json())}
+    (here / "my run" / "journal.jsonl").write_text(json.dumps(start) + "\n")
+    (here / "own.csv").write_text("text,label\nthe cat,1\nthe dog,2\n" * 4)
+    command(options)
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if line.startswith("Next: ")] == said[-1:]
+    program, *arguments = shlex.split(said[-1].removeprefix("Next: "))
+    assert (program, arguments) == ("latemask", ["report", shown, "--out", "report.html"])
+    assert sum(len(folder.results) for folder in read_folders([arguments[1]])) == 1

@@ -1,13 +1,16 @@
-"""The file of a measurement: the same measurement again replaces it, another one only where that is asked for."""
+"""The file of a measurement: the same measurement again replaces it, another one only where that is asked for, and a
+report shows it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from latemask.console import say
 from latemask.errors import Refusal
 from latemask.fields import dotted
 from latemask.training.resuming import told
@@ -33,3 +36,12 @@ def refuse_another(out: Path, wanted: Mapping[str, Any], overwrite: bool) -> Non
     if differing := [(name, was, value) for name, value in now.items() if (was := before.get(name)) != value]:
         asked, was = told(differing)
         raise Refusal(out, f"a result with {was}", f"one with {asked}", do)
+
+
+def say_next(result: Path) -> None:
+    """Print the command that puts a result, a file or a folder of them, on a page: the run's in whose folder, or its
+    ``downstream``, it lies, else its own."""
+    folder = result.parent
+    near = (folder, folder.parent) if folder.name == "downstream" else (folder,)
+    shown = next((place for place in near if (place / "journal.jsonl").is_file()), result)
+    say(f"Next: latemask report {shlex.quote(str(shown))} --out report.html")

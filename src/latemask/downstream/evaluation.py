@@ -19,7 +19,7 @@ from latemask.downstream.tasks import GLUE, Task, own_task, shown
 from latemask.errors import Refusal
 from latemask.hf.places import refuse_no_place
 from latemask.hf.source import Source
-from latemask.measurement import refuse_another
+from latemask.measurement import refuse_another, say_next
 from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.text.files import find
 from latemask.text.identity import text_identity
@@ -45,7 +45,8 @@ PLACES = ("model", "data", "dev")
 
 def run_evaluate(options: EvaluateOptions) -> None:
     """What ``latemask evaluate`` does: see ``evaluate``."""
-    evaluate(options)
+    found = evaluate(options)
+    say_next(_place(options, found["identity"], found["model"].get("step")))
 
 
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from latemask.errors import Refusal
 from latemask.hf.card import warn_of_frequencies
 from latemask.hf.places import refuse_no_place
 from latemask.hf.source import Source
+from latemask.measurement import say_next
 from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.workers import deaf_to_interrupts, end, end_with_parent, exit_when_told
 from latemask.writing import check_folder, folder_of, write_json
@@ -39,7 +40,10 @@ def run_finetune(options: FinetuneOptions) -> int:
     """What ``latemask finetune`` does: see ``finetune``; the exit status: 0, or that of what can go on where others are
     still at some of the points. Told to end (SIGTERM), it gives up its claims as it goes."""
     exit_when_told(STOPPED)
-    return os.EX_TEMPFAIL if _finetuned(options)[1] else 0
+    if _finetuned(options)[1]:
+        return os.EX_TEMPFAIL
+    say_next(output_folder(options.out, options.model))
+    return 0
 
 
 def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
