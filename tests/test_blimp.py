@@ -193,14 +193,14 @@ def run_of(folder, system="mae_lm"):
     return write_run(folder / "runs" / system, replace(recipe(f"{system}_tiny"), changes), byte_level())
 
 
-def roberta(folder):
+def roberta(folder, seed=0):
     """A Hugging Face masked language model with the same tokenizer."""
     tokenizer = byte_level()
     config = transformers.RobertaConfig(
         vocab_size=tokenizer.vocabulary, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
         intermediate_size=48, max_position_embeddings=50,
     )  # fmt: skip
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     transformers.RobertaForMaskedLM(config).save_pretrained(folder)
     names = {f"{role}_token": name for role, name in tokenizer.special_names.items()}
     wrapped = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer.library, **names)
@@ -238,8 +238,8 @@ def test_results_of_other_data_or_options_are_other_files(tmp_path, monkeypatch)
     model = str(run_of(tmp_path))
     monkeypatch.chdir(tmp_path)
     pair = {"sentence_good": "the cat saw", "sentence_bad": "saw the cat", "field": "f", "UID": "p"}
-    for name in ("one.jsonl", "two.jsonl"):
-        write_lines(tmp_path / name, [pair, pair])
+    for name, count in (("one.jsonl", 2), ("two.jsonl", 3), ("same.jsonl", 2)):
+        write_lines(tmp_path / name, [pair] * count)
     asked = [
         EvaluateOptions(model, "blimp", "one.jsonl"),
         EvaluateOptions(model, "blimp", "two.jsonl"),
@@ -251,7 +251,7 @@ def test_results_of_other_data_or_options_are_other_files(tmp_path, monkeypatch)
     assert sorted(json.dumps(result) for result in found) == sorted(
         json.dumps(json.loads(path.read_text())) for path in kept.iterdir()
     )
-    evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "one.jsonl"), batch_tokens=64))  # the first again
+    evaluate(EvaluateOptions(model, "blimp", str(tmp_path / "same.jsonl"), batch_tokens=64))  # the first again
     assert len(list(kept.iterdir())) == len(asked)
 
 
@@ -300,11 +300,11 @@ def test_an_out_that_lies_in_a_file_is_refused_before_anything_is_run(tmp_path):
         evaluate(EvaluateOptions("no model", "blimp", "no data", out=str(tmp_path / "file" / "x" / "out.json")))
 
 
-def test_models_of_one_name_write_two_files(tmp_path, monkeypatch):
+def test_two_models_of_one_name_write_two_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "p.jsonl", [{"sentence_good": "a cat", "sentence_bad": "cat a"}])
-    for parent in ("a", "b", "a"):
-        evaluate(EvaluateOptions(str(roberta(tmp_path / parent / "same")), "blimp", str(tmp_path / "p.jsonl")))
+    for parent, seed in (("a", 0), ("b", 1), ("c", 0)):
+        evaluate(EvaluateOptions(str(roberta(tmp_path / parent / "same", seed)), "blimp", str(tmp_path / "p.jsonl")))
     assert len(list((tmp_path / "runs" / "same" / "downstream").glob("*.json"))) == 2
 
 
@@ -403,7 +403,7 @@ def test_similarity_and_saved_models(tmp_path, capsys):
     )
     assert again["subset"] == {"train": "2 of 3"}  # what it was trained on goes with it
     assert "Subset, not to be set beside published numbers: train 2 of 3" in capsys.readouterr().out
-    with pytest.raises(Refusal, match=r"\.json: found a result with options\.model .*; wanted one with options\.model"):
+    with pytest.raises(Refusal, match=r"\.json: found a result with identity\.model .*; wanted one"):
         evaluate(EvaluateOptions(str(saved), "finetuned", str(tmp_path), dev="pairs.jsonl", out=f"{out}.json"))
     with pytest.raises(Refusal, match=r"--dev: found nothing; wanted the development file"):
         evaluate(EvaluateOptions(str(saved), "finetuned", str(tmp_path)))

@@ -32,13 +32,15 @@ from transformers import (
 )
 
 from latemask.config import Run
+from latemask.downstream.options import FinetuneOptions
+from latemask.downstream.runner import finetune
 from latemask.errors import Refusal
 from latemask.hf import ExportOptions, FillOptions, exporting, run_export, run_fill, stock, tokenization, verification
 from latemask.hf.checksums import SUMS
 from latemask.hf.exporting import export
 from latemask.hf.filling import Guess, fill
 from latemask.hf.loading import load_encoder, load_masked_model, load_tokenizer_of
-from latemask.hf.vectors import framed
+from latemask.hf.vectors import encode, framed
 from latemask.recipes import recipe
 from latemask.text.tokenizer import SPECIAL_TOKENS, Tokenizer
 from latemask.writing import check_free
@@ -453,18 +455,44 @@ def test_the_card_of_a_stopped_run_says_what_was_trained_after_the_last_train_li
     assert rewriting["validation loss"].startswith("8.3000 nats per token of the row ")
 
 
-def test_an_export_that_knows_no_more_than_word_frequencies_says_so_once_and_on_its_card(tmp_path, capsys):
+def exported_with_card(folder: Path) -> None:
+    with verified_here():
+        export(folder / "run", folder / "out")
+    assert "step 20); no better than word frequencies alone (7.0100) |" in (folder / "out" / "README.md").read_text()
+
+
+def encoded(folder: Path) -> None:
+    for _ in range(2):
+        encode(["the cat"], folder / "run")
+
+
+def fine_tuned(folder: Path) -> None:
+    (folder / "a.csv").write_text("text,label\nthe cat,1\nthe dog,2\n" * 4)
+    own = {"train": "a.csv", "dev": "a.csv", "epochs": 1, "seeds": 2, "together": 2, "sequence_tokens": 20}
+    finetune(FinetuneOptions(str(folder / "run"), ("own",), str(folder), **own))
+
+
+@pytest.mark.parametrize("use", [exported_with_card, encoded, fine_tuned])
+def test_who_uses_an_encoder_that_knows_no_more_than_word_frequencies_is_told_once(use, tmp_path, capsys):
     lines = [{"kind": "start", "step": 0, "run": {}, "unigram_loss": 7.01},
              {"kind": "validation", "step": 20, "loss": 7.03, "rate": 0.15},
              {"kind": "plateau", "step": 20, "loss": 7.03},
              {"kind": "validation", "step": 30, "loss": 3.0}]  # fmt: skip
     write_run(tmp_path / "run", small("mae_lm", positions="absolute"), byte_level(), updates=20)
     (tmp_path / "run" / "journal.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with verified_here():
+    use(tmp_path)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if "frequencies" in line]
+    step = tmp_path / "run" / "step-0000020"
+    said = "no better than word frequencies alone: validation loss 7.0300, theirs 7.0100"
+    assert warnings == [f"warning: {step}: {said}"]
+
+
+def test_a_damaged_journal_keeps_nobody_from_vectors_but_an_export_is_refused_at_once(tmp_path):
+    write_run(tmp_path / "run", small("mae_lm"), byte_level())
+    (tmp_path / "run" / "journal.jsonl").write_text("no JSON\n\n")
+    assert len(encode(["the cat"], tmp_path / "run")) == 1
+    with pytest.raises(Refusal, match=r"journal\.jsonl:1: found broken JSON"):
         export(tmp_path / "run", tmp_path / "out")
-    [warning] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
-    assert warning.endswith("no better than word frequencies alone: validation loss 7.0300, theirs 7.0100")
-    assert "step 20); no better than word frequencies alone (7.0100) |" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_journal_line_made_by_hand_is_named_by_the_card(tmp_path):

@@ -567,6 +567,21 @@ def test_a_model_that_diverges_is_a_degenerate_result(folders, tmp_path, capsys)
         assert f"Majority: the score of always answering {answer}." in " ".join(told.split())
 
 
+def test_a_score_has_one_unit_wherever_it_is_read(folders, tmp_path, capsys):
+    """A point's own line, the table, and the saved model's evaluation: times 100, while JSON holds the share."""
+    folder, _ = folders
+    [row] = finetune(options_of(folder, tmp_path, seeds=1, epochs=1, save=True))
+    line, *table = capsys.readouterr().out.splitlines()
+    score, majority = (f"{100 * value:.1f}" for value in (row["median"], row["majority"]["dev"]["accuracy"]))
+    assert f": accuracy {score} (always the training data's commonest class: {majority}), " in line
+    [cells] = (line.split() for line in table if line.split()[:1] == ["own"])
+    assert cells[1:3] == ["accuracy", score]
+    [saved] = tmp_path.glob("*.model")
+    again = evaluate(EvaluateOptions(str(saved), "finetuned", str(folder), dev="dev.jsonl", out=f"{tmp_path}/x.json"))
+    assert again["score"] == row["median"]
+    assert f"{saved}, dev: accuracy {score}, " in capsys.readouterr().out
+
+
 def test_a_batch_is_no_larger_than_its_data():
     model = tiny_model()
     settings = dataclasses.replace(FAST, batch_rows=1 << 40, epochs=1)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,14 @@ import pytest
 from latemask import bench
 from latemask.cli.rank import RankOptions, run_rank
 from latemask.cli.theory import TheoryOptions, run_theory
-from latemask.downstream.evaluation import evaluate
-from latemask.downstream.options import EvaluateOptions
+from latemask.downstream.evaluation import evaluate, run_evaluate
+from latemask.downstream.options import EvaluateOptions, FinetuneOptions
+from latemask.downstream.runner import run_finetune
 from latemask.errors import Refusal
 from latemask.measurement import refuse_another
+from latemask.report.folders import read_folders
 from latemask.study import passes
+from latemask.text.prepare import prepare
 from latemask.training import checkpoint
 from samples import small
 from trained import byte_level, write_run
@@ -37,7 +42,7 @@ def here(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize(("change", "found", "wanted"), [
     ({"data": "b"}, 'data "data/en"', 'data "b"'),
     ({"tau": 0.5, "options": {"tokens": 9}}, "tau 0.9, options.tokens 500", "tau 0.5, options.tokens 9"),
-    ({"step": 3}, "step null", "step 3"),
+    ({"options": {"tokens": 500, "row_tokens": 9}}, "options.row_tokens null", "options.row_tokens 9"),
 ])  # fmt: skip
 def test_what_differs_is_named_with_the_file_and_what_to_do(change, found, wanted, tmp_path):
     file = tmp_path / "rank.json"
@@ -57,10 +62,68 @@ def test_what_is_no_such_result_is_kept(held, tmp_path):
         refuse_another(file, ASKED, overwrite=False)
 
 
-def test_the_same_is_the_same_however_its_path_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("rank.json").write_text(json.dumps(HELD))
-    refuse_another(Path("rank.json"), {**ASKED, "data": str(tmp_path / "data" / "en")}, overwrite=False)
+def test_a_result_of_an_older_version_is_refused_with_what_it_does_not_say(tmp_path):
+    file = tmp_path / "rank.json"
+    file.write_text(json.dumps({name: value for name, value in HELD.items() if name != "options"}))
+    with pytest.raises(Refusal) as refused:
+        refuse_another(file, {**ASKED, "identity": {"data": "1f"}}, overwrite=False)
+    assert str(refused.value) == (
+        f"{file}: found a result of an older version, which does not say its options, identity; wanted one that says "
+        "what was measured. Take another --out, or --overwrite to replace it"
+    )
+
+
+MEASURED = [
+    (run_rank, RankOptions("run", "data", tokens=50, device="cpu")),
+    (run_theory, TheoryOptions("run", "data", tokens=50, device="cpu")),
+    (run_rank, RankOptions("run", "a.txt", tokens=50, device="cpu")),
+    (evaluate, EvaluateOptions("run", "masked-loss", "data", rows=2, row_tokens=20)),
+    (evaluate, EvaluateOptions("run", "masked-loss", "data", rows=2, row_tokens=20, out="run/found.json")),
+    (evaluate, EvaluateOptions("run", "masked-loss", "a.txt", rows=2, row_tokens=20)),
+]
+
+
+def write_data(folder: Path, text: str) -> None:
+    """Prepared text, with ``text`` held out."""
+    train, held = (folder.with_name(f"{name}.txt") for name in ("train", "held"))
+    train.write_text("the cat ran\n\n")
+    held.write_text(f"{text}\n\n" * 20)
+    prepare([train], byte_level(), folder, valid_files=[held], overwrite=True, workers=1)
+
+
+@pytest.mark.parametrize(("run", "options"), MEASURED)
+def test_the_same_is_the_same_wherever_model_and_data_lie(run, options, here, monkeypatch):
+    write_data(here / "data", "the cat saw the bird")
+    run(options)
+    (here / "elsewhere").mkdir()
+    for name, now in (("run", "renamed"), ("data", "data"), ("a.txt", "b.txt")):
+        (here / name).rename(here / "elsewhere" / now)
+    monkeypatch.chdir(here / "elsewhere")
+    before = sorted(Path("renamed").rglob("*.json"))
+    data, out = ("b.txt" if options.data == "a.txt" else options.data), options.out and "renamed/found.json"
+    run(dataclasses.replace(options, model="renamed", data=data, out=out))
+    assert sorted(Path("renamed").rglob("*.json")) == before
+
+
+@pytest.mark.parametrize(("run", "options"), MEASURED)
+def test_other_text_and_other_weights_in_the_same_place_are_others(run, options, here):
+    write_data(here / "data", "the cat saw the bird")
+    options = dataclasses.replace(options, out="run/found.json")
+    run(options)
+    write_data(here / "data", "the bird saw the cat")
+    (here / "a.txt").write_text("the bird saw the cat\n\n" * 20)
+    with pytest.raises(
+        Refusal, match=r'found a result with identity\.data "\w+"; wanted one with identity\.data "\w+"'
+    ):
+        run(dataclasses.replace(options))
+    run(dataclasses.replace(options, overwrite=True))
+    [step] = (here / "run").glob("step-*")
+    shutil.rmtree(step)
+    write_run(here / "run", small("mlm", feedforward=40), byte_level())
+    with pytest.raises(
+        Refusal, match=r'found a result with identity\.model "\w+"; wanted one with identity\.model "\w+"'
+    ):
+        run(dataclasses.replace(options))
 
 
 @pytest.mark.parametrize(("run", "options"), [
@@ -128,3 +191,26 @@ def test_a_benchmark_of_other_entries_is_another(tmp_path, monkeypatch):
     for name in ("rounds", "steps"):
         with pytest.raises(Refusal, match=rf"wanted one with options\.{name} 2\."):
             bench.run_bench(dataclasses.replace(options, **{name: 2}))
+
+
+@pytest.mark.parametrize(("command", "options", "shown"), [
+    (run_rank, RankOptions("my run", "a.txt", tokens=50, device="cpu"), "my run"),
+    (run_theory, TheoryOptions("my run", "a.txt", tokens=50, device="cpu"), "my run"),
+    (run_rank, RankOptions("my run", "a.txt", tokens=50, device="cpu", out="other.json"), "other.json"),
+    (run_evaluate, EvaluateOptions("my run", "masked-loss", "a.txt", rows=2, row_tokens=20), "my run"),
+    (run_finetune, FinetuneOptions("my run", ("own",), ".", train="own.csv", dev="own.csv", epochs=1,
+                                   sequence_tokens=20), "my run"),
+    (run_finetune, FinetuneOptions("my run", ("own",), ".", train="own.csv", dev="own.csv", epochs=1,
+                                   sequence_tokens=20, out="tuned"), "tuned"),
+])  # fmt: skip
+def test_what_shows_a_result_is_said_last_and_shows_it(command, options, shown, here, capsys):
+    (here / "run").rename(here / "my run")
+    start = {"kind": "start", "step": 0, "run": json.loads(small("mlm").to_json())}
+    (here / "my run" / "journal.jsonl").write_text(json.dumps(start) + "\n")
+    (here / "own.csv").write_text("text,label\nthe cat,1\nthe dog,2\n" * 4)
+    command(options)
+    said = capsys.readouterr().out.splitlines()
+    assert [line for line in said if line.startswith("Next: ")] == said[-1:]
+    program, *arguments = shlex.split(said[-1].removeprefix("Next: "))
+    assert (program, arguments) == ("latemask", ["report", shown, "--out", "report.html"])
+    assert sum(len(folder.results) for folder in read_folders([arguments[1]])) == 1

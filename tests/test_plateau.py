@@ -21,7 +21,7 @@ from hypothesis import strategies as some
 from latemask.cli.pretrain import read, run_pretrain
 from latemask.config import Run, replace
 from latemask.errors import Refusal
-from latemask.hf.card import numbers, word_frequencies_only
+from latemask.hf.card import numbers, warn_of_frequencies
 from latemask.model.pretrainer import Pretrainer
 from latemask.recipes import SIZES, SYSTEMS, recipe
 from latemask.text.array import HEADER
@@ -281,7 +281,8 @@ def test_a_run_that_learned_no_more_is_not_invited_to_export_and_its_export_says
     assert ("no better than word frequencies" in said, "latemask export" in said) == (bool(rate), not rate)
     [start], loss = lines_of(out, "start"), dict(numbers(outcome.step, run))["validation loss"]
     assert (f"; no better than word frequencies alone ({start['unigram_loss']:.4f})" in loss) is bool(rate)
-    assert bool(word_frequencies_only(outcome.step)) is bool(rate)
+    warn_of_frequencies(outcome.step)
+    assert ("no better than word frequencies alone" in capsys.readouterr().err) is bool(rate)
 
 
 def test_a_finished_run_says_it_again_and_without_validation_nothing_is_said(

@@ -342,6 +342,22 @@ def test_a_run_of_a_sweep_beside_other_runs_is_called_after_the_sweep_too(tmp_pa
     assert [run.name for run in read_folders([alone, swept])] == ["mae", *(f"rates/{name}" for name in named)]
 
 
+def test_a_page_of_a_sweep_is_called_so_and_one_with_other_runs_or_a_title_is_not(tmp_path):
+    swept = tmp_path / "rates"
+    for name in ("training.learning_rate=0.001", "training.learning_rate=0.01"):
+        write_journal(swept / name, "mae_lm_tiny")
+    (swept / "sweep.json").write_text(json.dumps({"kind": "sweep", "vary": {"training.learning_rate": ["0.001"]}}))
+    alone = write_journal(tmp_path / "mae", "mae_lm_tiny")
+
+    def heading(*folders: Path, **options: str) -> str:
+        run_report(ReportOptions(tuple(map(str, folders)), tmp_path / "r.html", **options))
+        return (tmp_path / "r.md").read_text().splitlines()[0].replace("\\", "")
+
+    assert heading(swept) == "# Sweep of mae_lm_tiny over training.learning_rate"
+    assert heading(swept, title="Rates") == "# Rates"
+    assert heading(swept, alone) == heading(alone) == heading(swept / name) == "# Pretraining runs"
+
+
 def test_of_fifty_runs_sixteen_are_told_apart_the_rest_are_grey_and_tables_stay_narrow(tmp_path):
     for number in range(50):
         write_curve(tmp_path / "runs" / f"run-{number}", "mlm_tiny", 2.0, 60, {"training.seed": number}, steps=20)

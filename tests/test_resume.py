@@ -430,6 +430,26 @@ def test_killed_before_the_first_checkpoint_starts_again(data: Path, tmp_path: P
     assert not list(out.glob(".step*"))
 
 
+@pytest.mark.parametrize(("ends", "asked"), [
+    ({}, {}), ({}, {"learning_rate": 0.5, "save_every": 1}),
+    ({"steps": 10_000, "max_seconds": 1e-6}, {}), ({"steps": 10_000, "max_seconds": 0.2}, {}),
+])  # fmt: skip
+def test_to_go_on_with_a_finished_run_changes_nothing(
+    ends: dict[str, Any], asked: dict[str, Any], data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out, run = tmp_path / "run", tiny_run(**ends)
+    first = pretrain(run, data, out)
+    last_line = capfd.readouterr().err.splitlines()[-1]
+    before = {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+    again = pretrain(tiny_run(**ends, **asked), data, out, resume="if-present")
+    assert {path: path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()} == before
+    assert again == first
+    assert capfd.readouterr().err.splitlines() == [last_line]
+    (out / "journal.jsonl").unlink()
+    pretrain(None, None, out, resume="always")
+    assert lines_of(out, "end"), "what a kill kept from the journal is written"
+
+
 def test_a_finished_run_goes_on_with_more_steps_and_other_training_settings(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     pretrain(tiny_run(), data, out)

@@ -98,14 +98,17 @@ def test_the_run_follows_its_schedule(data: Path, tmp_path: Path) -> None:
     assert rates == pytest.approx([0.0025, 0.0075, 0.01 * 5 / 6, 0.005, 0.01 / 6])
 
 
-@pytest.mark.parametrize(("every", "is_told"), [(5, False), (6, True)])
-def test_a_run_without_a_checkpoint_before_its_end_says_so(
-    every: int, is_told: bool, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize(("every", "long_seconds", "is_told"), [(5, -1.0, False), (6, -1.0, True), (6, 1800.0, False)])
+def test_a_long_run_without_a_checkpoint_before_its_end_says_so(
+    every: int, long_seconds: float, is_told: bool, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(watch, "LOG_EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "UNSAVED_SECONDS", long_seconds)
     pretrain(tiny_run(save_every=every, validate_every=0), data, tmp_path / "run")
     saved_before = {line["step"] for line in lines_of(tmp_path / "run", "save")} - {0, 6}
-    said = f"--training.save-every {every} of 6 steps" in capsys.readouterr().err
-    assert said == is_told == (not saved_before)
+    assert bool(saved_before) == (every == 5)
+    assert (f"--training.save-every {every} of 6 steps" in capsys.readouterr().err) == is_told
 
 
 @pytest.mark.parametrize(("most", "steps"), [(3 * 7 * 16, 3), (4 * 7 * 16 - 1, 3), (1, 1), (10**9, 6)])

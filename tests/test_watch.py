@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -74,6 +75,27 @@ def test_a_validation_loss_says_what_it_is_a_mean_over(
     with Display(tiny_run(system), 6, Path("run"), enabled=True) as display:
         display.hear("validation", {"step": 6, "loss": 2.5, "rate": 0.3})
     assert capsys.readouterr().err == f"step 6/6  validation loss 2.5000 {unit} (rate 0.3)\n"
+
+
+@pytest.mark.parametrize(("changes", "a_step", "said"), [
+    ({"steps": 1000, "save_every": 1000}, 2.0, "in 33.2 min, and by SIGTERM or Ctrl-C: --training.save-every 1,000 of "
+     "1,000 steps"),
+    ({"steps": 1000, "save_every": 1000}, 1.5, None),  # not long
+    ({"steps": 1000, "save_every": 999}, 2.0, None),  # saved before
+    ({"steps": 9000, "save_every": 2000, "max_seconds": 3600.0}, 2.0,
+     "in 59.8 min, and by SIGTERM or Ctrl-C: --training.save-every 2,000 of 1,800 steps"),
+    ({"steps": 9000, "save_every": 9000, "max_seconds": 60.0}, 2.0, None),  # the clock ends it
+])  # fmt: skip
+def test_a_long_run_without_a_checkpoint_is_warned_of_once_its_length_is_known(
+    changes: dict[str, Any], a_step: float, said: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tiny_run(**changes)
+    with Display(run, run.updates, Path("run"), enabled=True) as display:
+        display.begin(0, 0.0)
+        for step in (1, 5, 10, 11, 20):
+            display.hear("train", {"step": step, "seconds": a_step * step, "loss": 2.5})
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning")]
+    assert warnings == ([f"warning: saved at the end alone, {said}"] if said else [])
 
 
 @pytest.mark.parametrize(("reason", "ended"), [

@@ -1,26 +1,26 @@
-"""The file of a measurement: the same measurement again replaces it, another one only where that is asked for."""
+"""The file of a measurement: the same measurement again replaces it, another one only where that is asked for, and a
+report shows it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from latemask.console import say
 from latemask.errors import Refusal
 from latemask.fields import dotted
 from latemask.training.resuming import told
 from latemask.writing import check_file
 
-PLACES = ("data", "model", "folder")
-"""Fields that hold a path, which may be written in several ways."""
-
 
 def refuse_another(out: Path, wanted: Mapping[str, Any], overwrite: bool) -> None:
     """Raise ``Refusal`` where ``out`` can be no file and, unless ``overwrite``, where it holds anything but a result of
-    the measurement ``wanted``: its ``kind`` and all that it depends on, as the result's JSON says them."""
+    the measurement ``wanted``: its ``kind`` and all that it follows from, as the result's JSON says them. A path is no
+    such thing: the same may lie elsewhere, and another come to the same place."""
     check_file(out)
     if overwrite or not out.exists():
         return
@@ -29,13 +29,19 @@ def refuse_another(out: Path, wanted: Mapping[str, Any], overwrite: bool) -> Non
         held = json.loads(out.read_text(encoding="utf-8"))
     if not isinstance(held, dict) or held.get("kind") != wanted["kind"]:
         raise Refusal(out, f"no result of kind {wanted['kind']}", "a new file, or such a result", do)
+    if missing := [name for name in wanted if name not in held]:
+        found = f"a result of an older version, which does not say its {', '.join(missing)}"
+        raise Refusal(out, found, "one that says what was measured", do)
     before, now = dotted(held), dotted(json.loads(json.dumps(wanted)))
-    if differing := [(name, before.get(name), value) for name, value in now.items()
-                     if _plain(name, before.get(name)) != _plain(name, value)]:  # fmt: skip
+    if differing := [(name, was, value) for name, value in now.items() if (was := before.get(name)) != value]:
         asked, was = told(differing)
         raise Refusal(out, f"a result with {was}", f"one with {asked}", do)
 
 
-def _plain(name: str, value: Any) -> Any:
-    is_path = name.rpartition(".")[2] in PLACES and isinstance(value, str)
-    return os.path.realpath(value) if is_path else value
+def say_next(result: Path) -> None:
+    """Print the command that puts a result, a file or a folder of them, on a page: the run's in whose folder, or its
+    ``downstream``, it lies, else its own."""
+    folder = result.parent
+    near = (folder, folder.parent) if folder.name == "downstream" else (folder,)
+    shown = next((place for place in near if (place / "journal.jsonl").is_file()), result)
+    say(f"Next: latemask report {shlex.quote(str(shown))} --out report.html")

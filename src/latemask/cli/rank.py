@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from latemask.cli.output import output
 from latemask.console import say
-from latemask.measurement import refuse_another
+from latemask.measurement import refuse_another, say_next
 from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.study.energy import check_tau
 from latemask.study.sample import Sample
@@ -33,7 +33,7 @@ def run_rank(options: RankOptions) -> None:
     check_tau(options.tau)
     options.check()
     out = output(options.source, options.out, "rank")
-    refuse_another(out, {"kind": "rank", "tau": options.tau, **options.asked}, options.overwrite)
+    refuse_another(out, {"kind": "rank", "tau": options.tau, **options.measured}, options.overwrite)
     from latemask.report import plots
     from latemask.study.rank_study import rank_study, show
 
@@ -46,3 +46,4 @@ def run_rank(options: RankOptions) -> None:
         figures["of-masks"] = plots.mask_rank_by_layer([study])
     written = [plots.save(figure, out.with_name(f"{out.stem}-{name}.svg")) for name, figure in figures.items()]
     say(f"written: {', '.join(map(str, [out, *written]))}")
+    say_next(out)

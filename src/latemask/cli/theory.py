@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from latemask.cli.output import output
 from latemask.console import say
-from latemask.measurement import refuse_another
+from latemask.measurement import refuse_another, say_next
 from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.study.energy import check_tau
 from latemask.study.sample import Sample
@@ -32,7 +32,7 @@ def run_theory(options: TheoryOptions) -> None:
     check_tau(options.tau)
     options.check()
     out = output(options.source, options.out, "theory")
-    refuse_another(out, {"kind": "theory", "tau": options.tau, **options.asked}, options.overwrite)
+    refuse_another(out, {"kind": "theory", "tau": options.tau, **options.measured}, options.overwrite)
     from latemask.report import plots
     from latemask.study.theory import show, theory
 
@@ -45,3 +45,4 @@ def run_theory(options: TheoryOptions) -> None:
         figure = plots.outside_energy_by_layer([study])
         written.append(plots.save(figure, out.with_name(f"{out.stem}-outside.svg")))
     say(f"written: {', '.join(map(str, written))}")
+    say_next(out)

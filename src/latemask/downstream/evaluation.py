@@ -15,16 +15,17 @@ from latemask import console
 from latemask.config import refuse_rewriting
 from latemask.downstream.options import EvaluateOptions, refuse_unread
 from latemask.downstream.runner import output_folder
-from latemask.downstream.tasks import GLUE, Task, own_task
+from latemask.downstream.tasks import GLUE, Task, own_task, shown
 from latemask.errors import Refusal
 from latemask.hf.places import refuse_no_place
 from latemask.hf.source import Source
-from latemask.measurement import refuse_another
+from latemask.measurement import refuse_another, say_next
 from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.text.files import find
+from latemask.text.identity import text_identity
 from latemask.text.store import SUMMARY
 from latemask.training import checkpoint
-from latemask.writing import check_file, write_json
+from latemask.writing import check_file, json_checksum, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -38,11 +39,14 @@ MASKED_LOSS_TOKENS = 16_384
 OTHER_BATCH_TOKENS = 4_096
 HOW = ("out", "overwrite", "batch_tokens")
 """Options that do not change what is measured."""
+PLACES = ("model", "data", "dev")
+"""Options that say where something is, not what."""
 
 
 def run_evaluate(options: EvaluateOptions) -> None:
     """What ``latemask evaluate`` does: see ``evaluate``."""
-    evaluate(options)
+    found = evaluate(options)
+    say_next(_place(options, found["identity"], found["model"].get("step")))
 
 
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
@@ -64,7 +68,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
         "card": card_name(_device()),
         "versions": versions(),
     }  # fmt: skip
-    out = _place(options, found["model"].get("step"))
+    out = _place(options, found["identity"], found["model"].get("step"))
     write_json(out, result)
     console.say(f"Written: {out}")
     return result
@@ -85,49 +89,41 @@ def _check(options: EvaluateOptions) -> None:
         raise Refusal("--data", options.data, "a folder or file that is there")
 
 
-def _place(options: EvaluateOptions, step: int | None) -> Path:
-    """Where the result goes; of a run's model, of this step."""
+def _place(options: EvaluateOptions, identity: dict[str, str], step: int | None) -> Path:
+    """Where the result goes: by default to a name with a hash of what was measured; of a run's model, of this step."""
     if options.out:
         return Path(options.out)
     tuned = Path(options.model).resolve().name.removesuffix(".model") if options.suite == "finetuned" else ""
-    words = [options.suite, tuned, "whole-words" if options.whole_words else "", "" if step is None else f"step-{step}"]
-    name = "-".join(word for word in [*words, _question(options, step is not None)] if word)
-    return output_folder("", options.model) / f"{name}.json"
+    question = json.dumps({**_asked(options), "identity": identity}, sort_keys=True)
+    words = [options.suite, tuned, "whole-words" if options.whole_words else "", "" if step is None else f"step-{step}",
+             hashlib.sha256(question.encode()).hexdigest()[:8]]  # fmt: skip
+    return output_folder("", options.model) / f"{'-'.join(filter(None, words))}.json"
 
 
-def _question(options: EvaluateOptions, is_run: bool) -> str:
-    """A hash of what was asked, and of which model where its folder may be another's too (only a run's is its own): of
-    other data, or otherwise, is another result and another file."""
-    asked = _asked(options, is_run)
-    for name in ("data", "model"):
-        if name in asked and os.path.exists(asked[name]):
-            asked[name] = os.path.realpath(asked[name])
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _asked(options: EvaluateOptions, is_run: bool) -> dict[str, Any]:
-    """What the result depends on of the options; a run's model is known by its run and step."""
-    left_out = (*HOW, "model") if is_run else HOW
+def _asked(options: EvaluateOptions) -> dict[str, Any]:
+    """What the result follows from of the options; model and data are known by what they are, not by their places."""
+    left_out = (*HOW, *PLACES)
     return {name: value for name, value in dataclasses.asdict(options).items() if name not in left_out}
 
 
-def _facts(options: EvaluateOptions, fills_masks: bool = False) -> tuple[Source, dict[str, Any]]:
-    """The model, and what the result says of it. Raises ``Refusal`` as ``_refuse_another``."""
+def _facts(options: EvaluateOptions, data: str, fills_masks: bool = False) -> tuple[Source, dict[str, Any]]:
+    """The model, and what the result says of it and of ``data``, the identity of these. Raises ``Refusal`` as
+    ``_refuse_another``."""
     source = Source.of(options.model)
     if fills_masks and (run := source.run) is not None:
         refuse_rewriting(run)
     origin = {} if source.step is None else checkpoint.origin(source.step)
-    _refuse_another(options, origin)
-    return source, {"folder": options.model, **origin}
+    identity = {"model": source.identity, "data": data}
+    _refuse_another(options, identity, origin.get("step"))
+    return source, {"model": {"folder": options.model, **origin}, "identity": identity}
 
 
-def _refuse_another(options: EvaluateOptions, origin: dict[str, Any]) -> None:
-    """Raise ``Refusal`` where the result of another measurement is where this one's goes; of a run's model with its
-    ``checkpoint.origin``."""
-    wanted: dict[str, Any] = {"kind": "evaluation", "suite": options.suite}
-    wanted |= {"options": _asked(options, bool(origin))} if options.out else {}  # else the file's name says them
-    wanted |= {"model": origin} if origin else {}
-    refuse_another(_place(options, origin.get("step")), wanted, options.overwrite)
+def _refuse_another(options: EvaluateOptions, identity: dict[str, str], step: int | None = None) -> None:
+    """Raise ``Refusal`` where the result of another measurement is where this one's goes; of a run's model, of this
+    step."""
+    wanted: dict[str, Any] = {"kind": "evaluation", "suite": options.suite, "identity": identity}
+    wanted |= {"options": _asked(options)} | ({} if step is None else {"model": {"step": step}})
+    refuse_another(_place(options, identity, step), wanted, options.overwrite)
 
 
 def _device() -> torch.device:
@@ -153,7 +149,7 @@ def _blimp(options: EvaluateOptions) -> dict[str, Any]:
     pairs, refused, fingerprint = read_pairs(Path(options.data), options.good, options.bad, options.first)
     for path, count in refused.items():
         console.warn(f"{path}: {count:,} rows left out: no two sentences")
-    source, facts = _facts(options, fills_masks=True)
+    source, facts = _facts(options, fingerprint, fills_masks=True)
     from latemask.downstream.likelihood import pseudo_log_likelihoods
 
     device = _device()
@@ -184,7 +180,7 @@ def _blimp(options: EvaluateOptions) -> dict[str, Any]:
     console.table(f"Minimal pairs, {options.model}", ("field", "accuracy", "pairs", "ties (wrong)"), rows_of_table)
     subset = {} if options.first is None else {"pairs": f"the first {options.first:,} of each file"}
     _say_subset(subset)
-    return {"model": facts, "score": found["accuracy"], "refused_rows": refused, "subset": subset,
+    return {**facts, "score": found["accuracy"], "refused_rows": refused, "subset": subset,
             "data": {"fingerprint": fingerprint}, **found}  # fmt: skip
 
 
@@ -210,7 +206,7 @@ def _masked_loss(options: EvaluateOptions) -> dict[str, Any]:
 
     if not (Path(options.data) / SUMMARY).is_file():
         find([options.data])
-    source, facts = _facts(options, fills_masks=True)
+    source, facts = _facts(options, text_identity(options.data), fills_masks=True)
     if (run := source.run) is not None:
         model, most = None, run.shape.row_tokens
     else:  # what another's model takes is known once it is loaded
@@ -237,7 +233,7 @@ def _masked_loss(options: EvaluateOptions) -> dict[str, Any]:
         )  # fmt: skip
     console.say(f"{options.model}: {found['loss']:.4f} nats per masked token ({found['loss_per_character']:.4f} per "
                 f"character), {found['masked_tokens']:,} tokens at rate {options.rate:g}")  # fmt: skip
-    return {"model": facts, "score": found["loss"], "tokenizer": tokenizer.fingerprint[:16], **found}
+    return {**facts, "score": found["loss"], "tokenizer": tokenizer.fingerprint[:16], **found}
 
 
 def _similarity(options: EvaluateOptions) -> dict[str, Any]:
@@ -257,17 +253,17 @@ def _similarity(options: EvaluateOptions) -> dict[str, Any]:
     for line in cautions(task, {"dev": held.summary()}):
         console.warn(line)
     first, second = zip(*held.texts, strict=True)
-    facts = _facts(options)[1]
+    facts = _facts(options, held.fingerprint())[1]
     from latemask.hf.vectors import encode
 
     vectors = encode([*first, *second], options.model, device=_device()).numpy()
     found = cosines(vectors[: len(held)], vectors[len(held) :])
     scores = {"spearman": spearman(found, held.labels), "pearson": pearson(found, held.labels)}
-    console.say(f"{options.model}: Spearman {scores['spearman']:.4f}, Pearson {scores['pearson']:.4f} of {len(held):,} "
-                "cosines of mean-pooled vectors")  # fmt: skip
+    told = ", ".join(f"{name.capitalize()} {shown(task.name, score)}" for name, score in scores.items())
+    console.say(f"{options.model}: {told} of {len(held):,} cosines of mean-pooled vectors")
     subset = task.subset({"dev": len(held)})
     _say_subset(subset)
-    return {"model": facts, "score": scores["spearman"], "scores": {"dev": scores},
+    return {**facts, "score": scores["spearman"], "scores": {"dev": scores},
             "subset": subset, "data": held.summary()}  # fmt: skip
 
 
@@ -301,8 +297,10 @@ def _finetuned(options: EvaluateOptions) -> dict[str, Any]:
     task = task_of(facts)
     if task.kind == "span":
         raise Refusal(options.model, "a model for answers", "one for classes, numbers or words")
-    _refuse_another(options, {})
     task, examples = numbered(task, read_development(task, options.data, options.dev))
+    prints = {split: held.fingerprint() for split, held in examples.items()}
+    identity = {"model": Source(options.model, None).identity, "data": json_checksum(prints)[:16]}
+    _refuse_another(options, identity)
     from latemask.downstream.finetune import predict
     from latemask.downstream.saving import load_finetuned
 
@@ -317,10 +315,12 @@ def _finetuned(options: EvaluateOptions) -> dict[str, Any]:
     if evaluation.broken:
         console.warn(f"{options.model}: {evaluation.broken:,} outputs are not finite, and counted as zeros")
     for split, scores in evaluation.scores.items():
-        console.say(f"{options.model}, {split}: " + ", ".join(f"{name} {value:.4f}" for name, value in scores.items()))
+        told = ", ".join(f"{name} {shown(task.name, score)}" for name, score in scores.items())
+        console.say(f"{options.model}, {split}: {told}")
     first = next(iter(evaluation.scores.values()))
     if (mark := _trained_on(facts)) is not None:
         problem.facts["subset"] = {"train": mark} | problem.facts["subset"]
     _say_subset(problem.facts["subset"])
-    return {"model": {"folder": options.model}, "task": task.name, "score": first[task.metrics[0]],
-            "scores": evaluation.scores, "is_constant": evaluation.is_constant, **problem.facts}  # fmt: skip
+    return {"model": {"folder": options.model}, "identity": identity, "task": task.name,
+            "score": first[task.metrics[0]], "scores": evaluation.scores, "is_constant": evaluation.is_constant,
+            **problem.facts}  # fmt: skip

@@ -19,10 +19,12 @@ from latemask.downstream.glue import HUB, HUB_SPLITS, paths_of
 from latemask.downstream.grid import NEEDED, base_settings, entry_of, majority_said, said, summarize
 from latemask.downstream.metrics import METRICS
 from latemask.downstream.options import FinetuneOptions, refuse_unread
-from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task
+from latemask.downstream.tasks import GLUE, SQUAD, Task, glue_average, own_task, shown
 from latemask.errors import Refusal
+from latemask.hf.card import warn_of_frequencies
 from latemask.hf.places import refuse_no_place
 from latemask.hf.source import Source
+from latemask.measurement import say_next
 from latemask.out_of_memory import lower, out_of_memory_is_refused
 from latemask.workers import deaf_to_interrupts, end, end_with_parent, exit_when_told
 from latemask.writing import check_folder, folder_of, write_json
@@ -38,7 +40,10 @@ def run_finetune(options: FinetuneOptions) -> int:
     """What ``latemask finetune`` does: see ``finetune``; the exit status: 0, or that of what can go on where others are
     still at some of the points. Told to end (SIGTERM), it gives up its claims as it goes."""
     exit_when_told(STOPPED)
-    return os.EX_TEMPFAIL if _finetuned(options)[1] else 0
+    if _finetuned(options)[1]:
+        return os.EX_TEMPFAIL
+    say_next(output_folder(options.out, options.model))
+    return 0
 
 
 def finetune(options: FinetuneOptions) -> list[dict[str, Any]]:
@@ -67,6 +72,7 @@ def _finetuned(options: FinetuneOptions) -> tuple[list[dict[str, Any]], list[str
             paths_of(task, Path(options.data))
     source, out = Source.of(options.model), output_folder(options.out, options.model)
     check_folder(out)
+    warn_of_frequencies(source.step)
     work = _work if options.parallel == 1 else _work_in_processes
     names = work(options, source, out)
     unfinished = {name: who_is_at(out, name) for name in names if not is_done(out, name)}
@@ -219,18 +225,17 @@ def _work(options: FinetuneOptions, source: Source, out: Path, place: int = 0) -
 def columns(summary: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
     """Rows of the printed table: values as Table 1 has them, times 100."""
     for row in summary:
-        scale = 1 if row["task"] == SQUAD.name else 100
-        first = next(iter(row["scores"]))
+        task, first = row["task"], next(iter(row["scores"]))
         others = {(split, name): value for split, values in row["scores"].items() for name, value in values.items()
                   if name in SHOWN and (split, name) != (first, row["metric"])}  # fmt: skip
         yield (
             row["title"] + (" (subset)" if row["subset"] else ""),
             row["metric"],
-            f"{scale * row['median']:.1f}",
-            f"{scale * row['spread']['min']:.1f} - {scale * row['spread']['max']:.1f}",
-            " ".join(f"{scale * score:.1f}" for score in row["seeds"].values()),
-            ", ".join(f"{split} {name} {scale * value:.1f}" for (split, name), value in others.items()),
-            f"{scale * row['majority'][first][row['metric']]:.1f}",
+            shown(task, row["median"]),
+            f"{shown(task, row['spread']['min'])} - {shown(task, row['spread']['max'])}",
+            " ".join(shown(task, score) for score in row["seeds"].values()),
+            ", ".join(f"{split} {name} {shown(task, value)}" for (split, name), value in others.items()),
+            shown(task, row["majority"][first][row["metric"]]),
             f"{row['degenerate']} of {len(row['seeds'])}" if row["degenerate"] else "",
             said(row["settings"]),
             f"{row['runs']}",

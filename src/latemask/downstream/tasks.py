@@ -131,6 +131,11 @@ SQUAD = Task("squad2", "span", ("question", "context"), "answers", ("f1", "exact
              official_rows={"train": 130_319, "dev": 11_873})  # fmt: skip
 
 
+def shown(task: str, score: float) -> str:
+    """A score of a task as people read it: times 100, as in Table 1; SQuAD's are percent from the start."""
+    return f"{score if task == SQUAD.name else 100 * score:.1f}"
+
+
 def glue_average(scores: Mapping[str, float]) -> float | None:
     """The AVG column of Table 1: the mean of the eight tasks' scores (MNLI: matched); None where one is missing."""
     return sum(scores[name] for name in GLUE) / len(GLUE) if GLUE.keys() <= scores.keys() else None

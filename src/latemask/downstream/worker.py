@@ -23,7 +23,7 @@ from latemask.downstream.problem import Problem, TextProblem, cautions
 from latemask.downstream.saving import save_finetuned
 from latemask.downstream.settings import Settings
 from latemask.downstream.squad import SquadProblem
-from latemask.downstream.tasks import ALWAYS, GLUE, Task
+from latemask.downstream.tasks import ALWAYS, GLUE, Task, shown
 from latemask.hf.source import Source
 from latemask.training.distributed import pick_device
 from latemask.writing import write_json
@@ -151,6 +151,7 @@ def _line(name: str, result: dict[str, Any]) -> str:
     mark = " (subset)" if result["subset"] else ""
     beside = f", up to {result['at_once']} at once" if result["at_once"] > 1 else ""
     majority = next(iter(result["majority"].values()))[result["metric"]]
-    return (f"{name}{mark}: {result['metric']} {result['score']:.4g} (always {ALWAYS[result['task_kind']]}: "
-            f"{majority:.4g}), {result['train_seconds']:.1f} s, {result['examples_per_second']:.0f} examples/s"
+    score, always = (shown(result["task"], value) for value in (result["score"], majority))
+    return (f"{name}{mark}: {result['metric']} {score} (always {ALWAYS[result['task_kind']]}: {always}), "
+            f"{result['train_seconds']:.1f} s, {result['examples_per_second']:.0f} examples/s"
             f"{beside}{flag}")  # fmt: skip

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from latemask.config import Run
+from latemask.console import warn_once
 from latemask.training import checkpoint, journal
 from latemask.training.plateau import standing
 
@@ -39,10 +41,11 @@ def card(step: Path, run: Run, verified: Verified, names: dict[str, str], *, fil
     return "\n\n".join(parts) + "\n"
 
 
-def word_frequencies_only(step: Path) -> str:
-    """That the journal beside the step folder says so, with both losses; empty where it does not."""
-    found = standing(lines_up_to(step))
-    return f"{NO_BETTER}: validation loss {found[0]:.4f}, theirs {found[1]:.4f}" if found else ""
+def warn_of_frequencies(step: Path | None) -> None:
+    """Warn, once in this process, where the journal beside a run's step folder says that up to there the run learned no
+    more than word frequencies. Lines of it that cannot be read say nothing."""
+    if step is not None and (found := standing(lines_up_to(step, lambda path: journal.salvaged(path)[0]))):
+        warn_once(f"{step}: {NO_BETTER}: validation loss {found[0]:.4f}, theirs {found[1]:.4f}")
 
 
 def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
@@ -73,11 +76,13 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
     return rows
 
 
-def lines_up_to(step: Path) -> list[dict[str, Any]]:
+def lines_up_to(
+    step: Path, read: Callable[[Path], list[dict[str, Any]]] = journal.read_checked
+) -> list[dict[str, Any]]:
     """Lines of the journal beside ``step`` up to it; none where there is no journal. A last line cut short is left
     out."""
     path, last_step = step.parent / "journal.jsonl", checkpoint.step_number(step)
-    lines = journal.read_checked(path) if path.is_file() else []
+    lines = read(path) if path.is_file() else []
     return [line for line in lines if last_step is None or line.get("step", 0) <= last_step]
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from latemask.config import refuse_rewriting
-from latemask.console import say, warn
+from latemask.console import say
 from latemask.errors import Refusal
-from latemask.hf.card import TAG, card, word_frequencies_only
+from latemask.hf.card import TAG, card, lines_up_to, warn_of_frequencies
 from latemask.hf.checksums import write_sums
 from latemask.hf.options import Kind
 from latemask.hf.places import of_no_run
@@ -65,8 +65,8 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
     from latemask.hf.verification import Exported, verify
     from latemask.model.masked_model import MaskedModel
 
-    if caution := word_frequencies_only(step):
-        warn(f"{step}: {caution}")
+    lines_up_to(step)  # what the card could not be made of is refused before the work
+    warn_of_frequencies(step)
     pretrainer = checkpoint.read_pretrainer(step)
     model = MaskedModel(pretrainer) if fills_masks else pretrainer.encoder
     family = stock.family(run.shape)

@@ -13,6 +13,7 @@ from latemask.hf.checksums import check_sums
 from latemask.hf.places import CONFIG, SOURCES, check_json, of_no_run, refuse_no_place
 from latemask.text.tokenizer import Tokenizer, load_tokenizer
 from latemask.training import checkpoint
+from latemask.writing import file_checksum, json_checksum
 
 if TYPE_CHECKING:
     from latemask.hf.loading import TransformersEncoder, TransformersMaskedModel
@@ -51,6 +52,18 @@ class Source:
         if self.step is None:
             return dict.fromkeys(("run", "step", "pretraining_seconds", "recipe"))
         return checkpoint.origin(self.step)
+
+    @property
+    def identity(self) -> str:
+        """What tells the model from others wherever it lies: 16 hex digits of SHA-256 of its files; of a model of the
+        hub its name."""
+        if self.step is not None:
+            return checkpoint.identity(self.step)
+        folder = Path(self.name)
+        if not folder.is_dir():
+            return self.name
+        files = sorted(path for pattern in ("*.json", "*.safetensors") for path in folder.glob(pattern))
+        return json_checksum({path.name: file_checksum(path) for path in files})[:16]
 
     @property
     def run(self) -> Run | None:

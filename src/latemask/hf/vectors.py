@@ -12,6 +12,7 @@ from torch import Tensor
 from latemask import console
 from latemask.config import Specials
 from latemask.errors import Refusal
+from latemask.hf.card import warn_of_frequencies
 from latemask.hf.source import Source
 
 
@@ -34,6 +35,7 @@ def encode(
     if wrong := [text for text in texts if not isinstance(text, str)]:
         raise Refusal("texts", f"{wrong[0]!r}, which is no text"[:80], "texts")
     source = Source.of(folder)
+    warn_of_frequencies(source.step)
     encoder, tokenizer = source.encoder(), source.tokenizer()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     encoder.to(device)

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from latemask.downstream.grid import majority_said, said, summarize
-from latemask.downstream.tasks import GLUE, SQUAD, glue_average
+from latemask.downstream.tasks import GLUE, SQUAD, glue_average, shown
 from latemask.report.comparable import DEGENERATE, SUBSET, data_names, subsets
 from latemask.report.folders import RunFolder
 from latemask.report.owners import called, is_own
@@ -284,8 +284,7 @@ def _cell(column: str, by_task: Mapping[str, Entry]) -> str | None:
 def _spread(entry: Entry) -> str:
     if entry.summary is None or len(entry.summary["seeds"]) < 2:
         return ""
-    scale = 1 if entry.task == SQUAD.name else 100
-    return "..".join(f"{scale * entry.summary['spread'][end]:.1f}" for end in ("min", "max")).join("[]")
+    return "..".join(shown(entry.task, entry.summary["spread"][end]) for end in ("min", "max")).join("[]")
 
 
 def _note(models: Mapping[str, Sequence[Entry]]) -> str:
@@ -317,12 +316,12 @@ def tasks_table(every: Sequence[Entry]) -> Table | None:
         for entry, one in ((entry, entry.summary) for entry in found if entry.summary):
             title = f"{entry.title}, {entry.data}" if id(entry) in several else entry.title
             subset = ", ".join(f"{split} {of}" for split, of in entry.subset.items())
-            scale, first = 1 if entry.task == SQUAD.name else 100, next(iter(one["scores"]))
+            majority = one["majority"][next(iter(one["scores"]))][entry.metric]
             rows.append((
-                name, title, entry.metric, *(f"{scale * value:.1f}" for value in (
+                name, title, entry.metric, *(shown(entry.task, value) for value in (
                     one["median"], one["spread"]["min"], one["spread"]["max"])),
-                " ".join(f"{scale * score:.1f}" for score in one["seeds"].values()),
-                f"{scale * one['majority'][first][entry.metric]:.1f}",
+                " ".join(shown(entry.task, score) for score in one["seeds"].values()),
+                shown(entry.task, majority),
                 f"{one['degenerate']} of {len(one['seeds'])} {DEGENERATE}" if one["degenerate"] else None,
                 said(one["settings"]), one["points"], one["runs"],
                 f"{SUBSET} {subset}" if subset else None,

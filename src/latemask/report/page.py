@@ -52,8 +52,8 @@ class ReportOptions:
     """Run folders; a folder of run folders, such as a sweep's; folders or JSON files of results of other models."""
     out: Path = Path("report.html")
     """The page; the Markdown and its figures get the same name with other endings."""
-    title: str = "Pretraining runs"
-    """Heading of the page."""
+    title: str | None = None
+    """Heading of the page; by default Pretraining runs, of a sweep's runs its recipe and fields."""
     cost: Cost = "seconds"
     """What quality stands beside: FLOPs where runs shared their cards or had different ones."""
 
@@ -67,9 +67,20 @@ def run_report(options: ReportOptions) -> int:
     if out.suffix not in (".html", ".htm") or out.is_dir() or options.out.is_dir():
         raise Refusal("--out", str(options.out), "the name of an .html file")
     folders = read_folders(options.runs)
-    for path in write_report(folders, out, options.title, options.cost):
+    for path in write_report(folders, out, options.title or title_of(folders), options.cost):
         console.say(f"wrote {path}")
     return 1 if left_out_of(folders) else 0
+
+
+def title_of(folders: Sequence[RunFolder]) -> str:
+    """What a page of these is called where nobody says."""
+    runs = [run for run in folders if run.lines]
+    swept = {(run.fields.get("recipe"), run.varied) for run in runs}
+    if len(runs) > 1 and len(swept) == 1:
+        [(recipe, fields)] = swept
+        if fields:
+            return f"Sweep of {recipe} over {' and '.join(fields)}"
+    return "Pretraining runs"
 
 
 def write_report(folders: Sequence[RunFolder], out: Path, title: str, cost: Cost = "seconds") -> list[Path]:

@@ -15,6 +15,7 @@ from latemask.hf.source import Source
 from latemask.text.blocks import Reading, blocks
 from latemask.text.corpus import read_block
 from latemask.text.files import find
+from latemask.text.identity import text_identity
 from latemask.text.store import SUMMARY, TokenStore, open_store
 
 
@@ -74,7 +75,7 @@ class Sample:
         """Share of tokens masked, as asked for or else by default."""
         return self.rate or (0.15 if self.source.run is None else self.source.run.masking.rate)
 
-    @property
+    @cached_property
     def asked(self) -> dict[str, Any]:
         """What the result of a study depends on besides its ``tau``, as its JSON says it: model, data and flags."""
         flags = {"tokens": self.tokens, "sees_masks": self.sees_masks}
@@ -85,7 +86,14 @@ class Sample:
             "rate": self.masking_rate,
             "specials": "counted" if self.specials == "in" else "left out",
             "options": flags if self.store is not None else flags | {"row_tokens": self.row_tokens},
+            "identity": {"model": self.source.identity, "data": text_identity(self.data)},
         }
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        """Of ``asked`` what the result follows from: without the places and names of model and data, for these may
+        change, and others may take them."""
+        return {name: value for name, value in self.asked.items() if name not in ("model", "run", "data")}
 
     def check(self) -> None:
         """Raise ``Refusal`` where model and data are not there, or the options ask of a run what it cannot give."""

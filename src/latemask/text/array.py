@@ -71,7 +71,8 @@ class ArrayWriter:
 class ArrayFile:
     """A file of numbers, open for reading; header and checksums are checked, the numbers as they are read.
 
-    Raises ``Refusal`` for another kind of file, version, kind of number, tokenizer, or a size that is not the count's.
+    ``head`` tells its numbers from any others. Raises ``Refusal`` for another kind of file, version, kind of number,
+    tokenizer, or a size that is not the count's.
     """
 
     def __init__(self, path: Path, kind: str, fingerprint: str):
@@ -82,7 +83,8 @@ class ArrayFile:
             found = "no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
             raise Refusal(path, found, "a file of a prepared store", "Prepare the text again") from error
         weakref.finalize(self, os.close, self._handle)
-        head, size = self._bytes(0, HEADER.size), os.fstat(self._handle).st_size
+        self.head = head = self._bytes(0, HEADER.size)
+        size = os.fstat(self._handle).st_size
         if len(head) < HEADER.size or not head.startswith(MAGIC):
             found = f"{size:,} bytes that do not begin with a store's header"
             raise Refusal(path, found, "a file made by latemask prepare")

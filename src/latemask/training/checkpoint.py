@@ -262,6 +262,13 @@ def origin(step: Path) -> dict[str, Any]:
     }
 
 
+def identity(step: Path) -> str:
+    """What tells a checkpoint's model from others, whatever its folder is called: 16 hex digits of SHA-256 of the
+    checksums of its files but the optimizer's."""
+    files = json.loads(_text(step / STATE))["files"]
+    return json_checksum({name: digest for name, digest in files.items() if name != OPTIMIZER})[:16]
+
+
 def read_pretrainer(step: Path) -> Pretrainer:
     """Encoder, decoder and head in fp32, in evaluation mode. Raises ``Refusal`` listing keys that do not match."""
     import torch

@@ -118,12 +118,30 @@ def _resumed(
     if state.updates > (wanted := now.updates):
         raise Refusal("training.steps", f"{wanted:,} in all", f"{state.updates:,} or more, where {step} stands",
                       "Nothing was changed")  # fmt: skip
+    if ended := json.loads(world.decide_text(json.dumps(_finished(now, state, out)) if world.leads else "")):
+        with Display(now, wanted, out, enabled=world.leads) as display:
+            display.hear("end", ended)
+        return Outcome(step, ended["reason"], ended["loss"], word_frequencies_only=bool(ended["word_frequencies_only"]))
     with begun_meanwhile(now.training, world.device):
         model = checkpoint.read_pretrainer(step)
     micro_rows = state.micro_rows if state.processes == world.size and has_the_same_room(before, now) else None
     parts = assemble(now, store, model, checkpoint.read_optimizer(step), micro_rows, world)
     with rows_are_to_fit(parts.micro_rows):
         return _train(parts, state, out, world, is_resumed=True, trackers=trackers)
+
+
+def _finished(run: Run, state: State, out: Path) -> dict[str, Any] | None:
+    """The journal's line of how the run in ``out`` ended, with its last validation ``loss``, where ``run`` asks for no
+    more of it: who goes on with it then changes nothing. None where there is something to do, or to mend."""
+    path, most = out / "journal.jsonl", run.training.max_seconds
+    lines, problem = journal.salvaged(path) if path.is_file() else ([], None)
+    last = lines[-1] if lines else {}
+    if problem is not None or last.get("reason") not in ("steps", "seconds") or last["step"] != state.updates:
+        return None
+    if state.updates < run.updates and not (most and (last.get("seconds") or 0.0) >= most):
+        return None
+    losses = [line["loss"] for line in lines if line["kind"] == "validation" and line["step"]]
+    return {"loss": losses[-1] if losses else None, "word_frequencies_only": None, **last}
 
 
 def _newest(out: Path) -> Path:
@@ -282,13 +300,7 @@ def _train(
         told = {"run": json.loads(run.to_json())} | facts(parts, world, plain_flops, executed_flops)
         told["unigram_loss"] = plateau and plateau.unigram_loss
         told["validation_text"] = parts.validation and parts.validation.text
-        if is_resumed:
-            note("resume", **told)
-        else:
-            note("start", **told)
-            if world.leads and settings.save_every >= parts.total_steps:
-                warn(f"saved at the end alone, and by SIGTERM: --training.save-every {settings.save_every:,} of "
-                     f"{parts.total_steps:,} steps")  # fmt: skip
+        note("resume" if is_resumed else "start", **told)
         if not is_resumed or state.validation_due:
             validate(is_saved=True)
             save()

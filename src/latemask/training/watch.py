@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from latemask.config import Run
-from latemask.console import LOG_EVERY_SECONDS
+from latemask.console import LOG_EVERY_SECONDS, warn
 from latemask.training import plateau
 from latemask.training.journal import loss_unit
 
 TERMINAL_EVERY_SECONDS = 1.0
 """How often the display on a terminal asks the device where it stands."""
+UNSAVED_SECONDS = 1800.0
+"""So much training is a loss, where it goes without a checkpoint."""
 
 
 class Stopwatch:
@@ -55,6 +57,7 @@ class Display:
         self.step_began = self.shown_at
         self.loss: float | None = None
         self.unigram_loss: float | None = None
+        self.began: tuple[float, float] | None = None
 
     def __enter__(self) -> Display:
         from rich.console import Console
@@ -78,7 +81,8 @@ class Display:
 
     def begin(self, step: int, seconds: float) -> None:
         """Training goes on from here: what rates are measured from."""
-        self.seen, self.shown_at = (step, seconds), time.perf_counter()
+        self.seen = self.began = (step, seconds)
+        self.shown_at = time.perf_counter()
 
     @property
     def is_due(self) -> bool:
@@ -127,6 +131,8 @@ class Display:
             return
         self.shown_at = time.perf_counter()
         text = self._text(kind, line)
+        if kind == "train":
+            self._warn_where_unsaved(line)
         if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=line["step"], place=self._place(line))
             if kind == "train":
@@ -137,6 +143,18 @@ class Display:
                 return
         if text:
             self._print(text)
+
+    def _warn_where_unsaved(self, line: dict[str, Any]) -> None:
+        """Once, after ten seconds of training: where no checkpoint comes before the end and that is far."""
+        if self.began is None or line["seconds"] - self.began[1] < LOG_EVERY_SECONDS or line["step"] <= self.began[0]:
+            return
+        a_step = (line["seconds"] - self.began[1]) / (line["step"] - self.began[0])
+        self.began = None
+        every, last = self.run.training.save_every, self._last_step(line)
+        left = a_step * (last - line["step"])
+        if every >= last and left > UNSAVED_SECONDS:
+            warn(f"saved at the end alone, in {_duration(left)}, and by SIGTERM or Ctrl-C: --training.save-every "
+                 f"{every:,} of {last:,} steps")  # fmt: skip
 
     def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
