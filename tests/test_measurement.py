@@ -112,17 +112,13 @@ def test_other_text_and_other_weights_in_the_same_place_are_others(run, options,
     run(options)
     write_data(here / "data", "the bird saw the cat")
     (here / "a.txt").write_text("the bird saw the cat\n\n" * 20)
-    with pytest.raises(
-        Refusal, match=r'found a result with identity\.data "\w+"; wanted one with identity\.data "\w+"'
-    ):
+    with pytest.raises(Refusal, match="found a result of other data; wanted one of this model and these data"):
         run(dataclasses.replace(options))
     run(dataclasses.replace(options, overwrite=True))
     [step] = (here / "run").glob("step-*")
     shutil.rmtree(step)
     write_run(here / "run", small("mlm", feedforward=40), byte_level())
-    with pytest.raises(
-        Refusal, match=r'found a result with identity\.model "\w+"; wanted one with identity\.model "\w+"'
-    ):
+    with pytest.raises(Refusal, match="found a result of another model; wanted one of this model and these data"):
         run(dataclasses.replace(options))
 
 
@@ -147,7 +143,7 @@ def test_a_result_is_not_lost_to_another_measurement(run, options, here, monkeyp
             {"rows" if run is evaluate else "tokens": 30},
             {"row_tokens": 10},
         ):
-            with pytest.raises(Refusal, match=f"{file.name}: found a result with .*--overwrite"):
+            with pytest.raises(Refusal, match=f"{file.name}: found a result (of|with) .*--overwrite"):
                 run(dataclasses.replace(options, **change))
     assert file.read_bytes() == first
     run(dataclasses.replace(options, data="b.txt", overwrite=True))

@@ -16,6 +16,9 @@ from latemask.fields import dotted
 from latemask.training.resuming import told
 from latemask.writing import check_file
 
+OTHERS = {"identity.model": "another model", "identity.data": "other data"}
+"""What differs where the fields of these names do."""
+
 
 def refuse_another(out: Path, wanted: Mapping[str, Any], overwrite: bool) -> None:
     """Raise ``Refusal`` where ``out`` can be no file and, unless ``overwrite``, where it holds anything but a result of
@@ -34,8 +37,13 @@ def refuse_another(out: Path, wanted: Mapping[str, Any], overwrite: bool) -> Non
         raise Refusal(out, found, "one that says what was measured", do)
     before, now = dotted(held), dotted(json.loads(json.dumps(wanted)))
     if differing := [(name, was, value) for name, value in now.items() if (was := before.get(name)) != value]:
-        asked, was = told(differing)
-        raise Refusal(out, f"a result with {was}", f"one with {asked}", do)
+        asked, was = told([one for one in differing if one[0] not in OTHERS])
+        found, here = "a result", "one"
+        if others := [OTHERS[name] for name, *_ in differing if name in OTHERS]:
+            found, here = f"a result of {' and '.join(others)}", "one of this model and these data"
+        if asked:
+            found, here = f"{found} with {was}", f"{here} with {asked}"
+        raise Refusal(out, found, here, do)
 
 
 def say_next(result: Path) -> None:
