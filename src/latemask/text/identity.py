@@ -15,7 +15,7 @@ READ_BYTES = 1 << 26
 
 def text_identity(data: Path | str) -> str:
     """16 hex digits of SHA-256: of a prepared folder's held-out split, from its checksums; of files of text, from the
-    size of each and the first ``READ_BYTES`` of all. Of what is no file its absolute path."""
+    size of each and the first ``READ_BYTES`` of all. Of what is no file its absolute path or its address."""
     digest = hashlib.sha256()
     if (Path(data) / SUMMARY).is_file():
         for file in open_store(data).files("valid"):
@@ -24,7 +24,7 @@ def text_identity(data: Path | str) -> str:
     left = READ_BYTES
     for file in find([data]):
         if not os.path.isfile(file.path):
-            return os.path.realpath(file.path)
+            return os.path.realpath(file.path) if os.path.exists(file.path) else file.path
         digest.update(f"{os.path.getsize(file.path)}\n".encode())
         with open(file.path, "rb") as content:
             while chunk := content.read(min(1 << 20, left)):
