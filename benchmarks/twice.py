@@ -5,7 +5,8 @@
     latemask evaluate runs/mlm --suite masked-loss --data twice/apart.jsonl --out apart.json
 
 Both files hold every passage twice, once first and once second, and differ in what stands beside it: itself, or the
-next one. With 15 % masked a word is to be seen in the other copy in 85 of 100 cases.
+next one. A row holds text after text and is cut where it is full: in rows of 512 tokens, 15 % of them masked, the other
+copy of a masked word is there to be read in about half of the cases.
 """
 
 from __future__ import annotations
