@@ -403,7 +403,7 @@ def test_similarity_and_saved_models(tmp_path, capsys):
     )
     assert again["subset"] == {"train": "2 of 3"}  # what it was trained on goes with it
     assert "Subset, not to be set beside published numbers: train 2 of 3" in capsys.readouterr().out
-    with pytest.raises(Refusal, match=r"\.json: found a result with identity\.model .*; wanted one"):
+    with pytest.raises(Refusal, match=r"\.json: found a result of another model; wanted one"):
         evaluate(EvaluateOptions(str(saved), "finetuned", str(tmp_path), dev="pairs.jsonl", out=f"{out}.json"))
     with pytest.raises(Refusal, match=r"--dev: found nothing; wanted the development file"):
         evaluate(EvaluateOptions(str(saved), "finetuned", str(tmp_path)))
