@@ -450,6 +450,15 @@ def test_to_go_on_with_a_finished_run_changes_nothing(
     assert lines_of(out, "end"), "what a kill kept from the journal is written"
 
 
+def test_a_run_that_lost_the_checkpoint_of_its_end_is_not_finished(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    ended = pretrain(tiny_run(steps=10_000, max_seconds=0.2, save_every=1), data, out)
+    assert ended.reason == "seconds"
+    shutil.rmtree(ended.step)
+    assert pretrain(None, None, out, resume="always").reason == "seconds"
+    assert len(lines_of(out, "resume")) == 1
+
+
 def test_a_finished_run_goes_on_with_more_steps_and_other_training_settings(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     pretrain(tiny_run(), data, out)
