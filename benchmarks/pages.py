@@ -15,12 +15,14 @@ from pathlib import Path
 import tyro
 from alone import alone, read_costs
 from refusals import program
+from studies import MLM_RATES
 
 from latemask import console
 from latemask.errors import Refusal
-from latemask.report.folders import JOURNAL, left_out_of, read_folders
+from latemask.report.folders import left_out_of, read_folders
 from latemask.report.page import write_report
 from latemask.report.price import Cost
+from latemask.training.journal import JOURNAL
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ TUNED = {
     "mae_lm": ("128x512,rate=4e-4", "32x512,rate=2e-4", "32x512,rate=4e-4", "64x512,rate=4e-4"),
     "roberta": MOST_TUNED,
 }
-JOINS, RATES = ("k=0", "k=3", "k=6", "k=9", "self", "cross"), (0.15, 0.3, 0.4, 0.5, 0.6)
+JOINS = ("k=0", "k=3", "k=6", "k=9", "self", "cross")
 TIMED = ("k=0,rate=0.3", "k=0,rate=0.5", "k=3,rate=0.5", "k=6,rate=0.3", "k=6,rate=0.5", "k=9,rate=0.15",
          "k=9,rate=0.3", "k=9,rate=0.4", "k=9,rate=0.5", "k=9,rate=0.6", "self,rate=0.3", "self,rate=0.5",
          "cross,rate=0.5")  # fmt: skip
@@ -70,7 +72,7 @@ PAGES: Mapping[str, Page] = {
     "time": Page("roberta three_ml_self ../objectives/mlm,seed=2 ../objectives/mae_lm,seed=2 "
                  "../objectives/three_ml_self,seed=2",
                  "Time to quality: transformers' RoBERTa beside ours, base size, 250 M tokens"),
-    "three-ml": Page(" ".join(["../masks/mlm", *(f"{join},rate={rate}" for join in JOINS for rate in RATES
+    "three-ml": Page(" ".join(["../masks/mlm", *(f"{join},rate={rate}" for join in JOINS for rate in sorted(MLM_RATES)
                                                  if (join, rate) != ("k=0", 0.15))]),
                      "3ML's joins and rates, by FLOPs: the runs shared their cards, and their seconds say little",
                      "flops"),

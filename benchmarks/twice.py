@@ -11,7 +11,6 @@ copy of a masked word is there to be read in about half of the cases.
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 from dataclasses import dataclass
@@ -23,8 +22,8 @@ from refusals import program
 
 from latemask import console
 from latemask.errors import Refusal
-from latemask.text.blocks import Reading, blocks
-from latemask.text.corpus import read_block
+from latemask.text.blocks import Reading
+from latemask.text.corpus import read_documents
 from latemask.text.files import find
 from latemask.writing import write_whole
 
@@ -53,11 +52,10 @@ def passages(options: Options) -> list[str]:
     """Of every document that goes on behind its passage, in a shuffled order that stays. Raises ``Refusal`` as
     ``latemask prepare`` does, and for fewer than two."""
     reading, found = Reading(), []
-    for block in itertools.chain.from_iterable(blocks(file, reading) for file in find(options.texts, reading)):
-        for document in read_block(block, reading)[0]:
-            words = document.text.split()
-            starts = range(0, len(words) - options.words, options.every)
-            found += [" ".join(words[start : start + options.words]) for start in starts]
+    for document in read_documents(find(options.texts, reading), reading):
+        words = document.text.split()
+        starts = range(0, len(words) - options.words, options.every)
+        found += [" ".join(words[start : start + options.words]) for start in starts]
     if len(found) < 2:
         raise Refusal(" ".join(options.texts), f"passages of {options.words:,} words: {len(found)}", "two or more")
     random.Random(SEED).shuffle(found)

@@ -251,7 +251,7 @@ def compare(runs: dict[str, Run], store: TokenStore, out: Path) -> tuple[dict[st
     journals, systems, studies = {}, {}, []
     for name, run in runs.items():
         folder = out / "runs" / name
-        journals[name] = journal.read(folder / "journal.jsonl")
+        journals[name] = journal.read(folder / journal.JOURNAL)
         validations = [line["loss"] for line in journals[name] if line["kind"] == "validation"]
         sample = Sample(str(folder), str(out / "data"), tokens=min(RANK_TOKENS, held), rate=RATE)
         studies.append(rank_study(sample) | {"name": name})

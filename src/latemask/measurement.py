@@ -13,6 +13,7 @@ from typing import Any
 from latemask.console import say
 from latemask.errors import Refusal
 from latemask.fields import dotted
+from latemask.training.journal import JOURNAL
 from latemask.training.resuming import told
 from latemask.writing import check_file
 
@@ -51,5 +52,5 @@ def say_next(result: Path) -> None:
     ``downstream``, it lies, else its own."""
     folder = result.parent
     near = (folder, folder.parent) if folder.name == "downstream" else (folder,)
-    shown = next((place for place in near if (place / "journal.jsonl").is_file()), result)
+    shown = next((place for place in near if (place / JOURNAL).is_file()), result)
     say(f"Next: latemask report {shlex.quote(str(shown))} --out report.html")

@@ -255,8 +255,8 @@ def _warn_of_losses(runs: Sequence[Run]) -> None:
 
 
 def _holds_run(folder: Path) -> bool:
-    from latemask.report.folders import JOURNAL
     from latemask.training import checkpoint
+    from latemask.training.journal import JOURNAL
 
     return bool(checkpoint.steps(folder)) or (folder / JOURNAL).is_file()
 

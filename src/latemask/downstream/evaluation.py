@@ -45,14 +45,18 @@ PLACES = ("model", "data", "dev")
 
 def run_evaluate(options: EvaluateOptions) -> None:
     """What ``latemask evaluate`` does: see ``evaluate``."""
-    found = evaluate(options)
-    say_next(_place(options, found["identity"], found["model"].get("step")))
+    say_next(_evaluated(options)[1])
 
 
 def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     """Evaluate, print, write the JSON, and return what it holds. Raises ``Refusal`` for unusable models or data and,
     before anything is run, for counts below 1 and an ``out`` that is a folder, lies in a file or holds the result of
     another measurement."""
+    return _evaluated(options)[0]
+
+
+def _evaluated(options: EvaluateOptions) -> tuple[dict[str, Any], Path]:
+    """What the JSON holds, and the JSON."""
     _check(options)
     suites = {"blimp": _blimp, "masked-loss": _masked_loss, "similarity": _similarity, "finetuned": _finetuned}
     found = suites[options.suite](options)
@@ -71,7 +75,7 @@ def evaluate(options: EvaluateOptions) -> dict[str, Any]:
     out = _place(options, found["identity"], found["model"].get("step"))
     write_json(out, result)
     console.say(f"Written: {out}")
-    return result
+    return result, out
 
 
 def _check(options: EvaluateOptions) -> None:

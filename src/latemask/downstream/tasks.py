@@ -131,9 +131,14 @@ SQUAD = Task("squad2", "span", ("question", "context"), "answers", ("f1", "exact
              official_rows={"train": 130_319, "dev": 11_873})  # fmt: skip
 
 
+def percent(task: str, score: float) -> float:
+    """A score of a task times 100, as in Table 1; SQuAD's are percent from the start."""
+    return score if task == SQUAD.name else 100 * score
+
+
 def shown(task: str, score: float) -> str:
-    """A score of a task as people read it: times 100, as in Table 1; SQuAD's are percent from the start."""
-    return f"{score if task == SQUAD.name else 100 * score:.1f}"
+    """The same as people read it."""
+    return f"{percent(task, score):.1f}"
 
 
 def glue_average(scores: Mapping[str, float]) -> float | None:

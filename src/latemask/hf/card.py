@@ -18,6 +18,8 @@ METHOD_TAGS = {"mlm": "masked-language-modeling", "three_ml": "3ml", "mae_lm": "
 NO_BETTER = "no better than word frequencies alone"
 TAG = "latemask"
 """Of every export's card."""
+ReadLines = Callable[[Path], list[dict[str, Any]]]
+"""The lines of a journal."""
 
 
 def card(step: Path, run: Run, verified: Verified, names: dict[str, str], *, fills_masks: bool, has_code: bool) -> str:
@@ -41,10 +43,10 @@ def card(step: Path, run: Run, verified: Verified, names: dict[str, str], *, fil
     return "\n\n".join(parts) + "\n"
 
 
-def warn_of_frequencies(step: Path | None) -> None:
+def warn_of_frequencies(step: Path | None, read: ReadLines = lambda path: journal.salvaged(path)[0]) -> None:
     """Warn, once in this process, where the journal beside a run's step folder says that up to there the run learned no
-    more than word frequencies. Lines of it that cannot be read say nothing."""
-    if step is not None and (found := standing(lines_up_to(step, lambda path: journal.salvaged(path)[0]))):
+    more than word frequencies. Lines of it that cannot be read say nothing, unless ``read`` refuses them."""
+    if step is not None and (found := standing(lines_up_to(step, read))):
         warn_once(f"{step}: {NO_BETTER}: validation loss {found[0]:.4f}, theirs {found[1]:.4f}")
 
 
@@ -76,12 +78,10 @@ def numbers(step: Path, run: Run) -> list[tuple[str, str]]:
     return rows
 
 
-def lines_up_to(
-    step: Path, read: Callable[[Path], list[dict[str, Any]]] = journal.read_checked
-) -> list[dict[str, Any]]:
+def lines_up_to(step: Path, read: ReadLines = journal.read_checked) -> list[dict[str, Any]]:
     """Lines of the journal beside ``step`` up to it; none where there is no journal. A last line cut short is left
     out."""
-    path, last_step = step.parent / "journal.jsonl", checkpoint.step_number(step)
+    path, last_step = step.parent / journal.JOURNAL, checkpoint.step_number(step)
     lines = read(path) if path.is_file() else []
     return [line for line in lines if last_step is None or line.get("step", 0) <= last_step]
 

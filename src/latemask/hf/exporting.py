@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from latemask.config import refuse_rewriting
 from latemask.console import say
 from latemask.errors import Refusal
-from latemask.hf.card import TAG, card, lines_up_to, warn_of_frequencies
+from latemask.hf.card import TAG, card, warn_of_frequencies
 from latemask.hf.checksums import write_sums
 from latemask.hf.options import Kind
 from latemask.hf.places import of_no_run
 from latemask.hf.source import Source
 from latemask.text.tokenizer import load_tokenizer
-from latemask.training import checkpoint
+from latemask.training import checkpoint, journal
 from latemask.writing import check_free, written_aside
 
 if TYPE_CHECKING:
@@ -65,8 +65,7 @@ def export(folder: Path | str, out: Path | str, *, kind: Kind = "encoder", overw
     from latemask.hf.verification import Exported, verify
     from latemask.model.masked_model import MaskedModel
 
-    lines_up_to(step)  # what the card could not be made of is refused before the work
-    warn_of_frequencies(step)
+    warn_of_frequencies(step, journal.read_checked)  # what the card could not be made of is refused before the work
     pretrainer = checkpoint.read_pretrainer(step)
     model = MaskedModel(pretrainer) if fills_masks else pretrainer.encoder
     family = stock.family(run.shape)

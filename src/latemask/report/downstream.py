@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from latemask.downstream.grid import majority_said, said, summarize
-from latemask.downstream.tasks import GLUE, SQUAD, glue_average, shown
+from latemask.downstream.tasks import GLUE, SQUAD, glue_average, percent, shown
 from latemask.report.comparable import DEGENERATE, SUBSET, data_names, subsets
 from latemask.report.folders import RunFolder
 from latemask.report.owners import called, is_own
@@ -93,10 +93,9 @@ def entries(folders: Sequence[RunFolder]) -> list[Entry]:
     names = data_names([one for folder in folders for one in _of_pairs(folder)])
     for folder in folders:
         for one in summarize(folder.of("finetune")):
-            scale = 1 if one["task"] == SQUAD.name else 100
             data = json.dumps(one["data"], sort_keys=True)
-            entry = Entry(folder, one["model"], one["task"], one["title"], one["metric"], scale * one["median"],
-                          one["subset"], one, f"data {_digest(data)}")  # fmt: skip
+            entry = Entry(folder, one["model"], one["task"], one["title"], one["metric"],
+                          percent(one["task"], one["median"]), one["subset"], one, f"data {_digest(data)}")  # fmt: skip
             # Tasks of one's own may share a name: the development data tell them apart.
             known = one["task"] in (*GLUE, SQUAD.name)
             dev = "" if known else str(sorted(part for split, part in one["data"].items() if split != "train"))
@@ -276,7 +275,7 @@ def _cell(column: str, by_task: Mapping[str, Entry]) -> str | None:
     if column in SQUAD_COLUMNS:
         number = f"{first[SQUAD_COLUMNS[column]]:.1f}"
     else:
-        number = "/".join(f"{100 * split[entry.metric]:.1f}" for split in scores.values())
+        number = "/".join(shown(entry.task, split[entry.metric]) for split in scores.values())
     spread = _spread(entry) if column != "EM" else ""
     return " ".join(filter(None, (number, spread, "".join(entry.marks))))
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from latemask.downstream.tasks import shown
 from latemask.report.comparable import DEGENERATE, SUBSET, data_names, data_of, of_masked_loss, subsets, why_not
 from latemask.report.downstream import how, labels, owner, task_title
 from latemask.report.folders import RunFolder
@@ -86,8 +87,8 @@ def finetuned_table(folders: Sequence[RunFolder]) -> Table | None:
     data = data_names([one for _, one in found])
     rows = tuple(
         (owner(folder, one["model"]), Path(str(one["model"].get("folder", ""))).name, task_title(task),
-         data[id(one)], split, ", ".join(f"{metric} {100 * score:.1f}" for metric, score in scores.items()) + _mark(one)
-         + f" {DEGENERATE}" * one["is_constant"])
+         data[id(one)], split, ", ".join(f"{metric} {shown(task, score)}" for metric, score in scores.items())
+         + _mark(one) + f" {DEGENERATE}" * one["is_constant"])
         for folder, one in found for task in [one["task"]] for split, scores in one["scores"].items()
     )  # fmt: skip
     note = "As they were saved: nothing was trained further."

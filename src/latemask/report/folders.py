@@ -27,10 +27,11 @@ from latemask.report.flops import last_start, plain_flops
 from latemask.report.looks import MOST_RUNS, Look
 from latemask.report.price import PRICES, Cost
 from latemask.training import journal
+from latemask.training.journal import JOURNAL
 from latemask.training.plateau import FAR_NATS, standing
 from latemask.writing import folder_of
 
-JOURNAL, SWEEP = "journal.jsonl", "sweep.json"
+SWEEP = "sweep.json"
 KINDS = tuple(FORMS)
 PAGES = (".html", ".htm", ".md", ".svg")
 """Endings of what a report writes, which ``runs/*`` names too: not looked into."""

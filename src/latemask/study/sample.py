@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 from latemask.errors import Refusal
 from latemask.hf.source import Source
-from latemask.text.blocks import Reading, blocks
-from latemask.text.corpus import read_block
+from latemask.text.blocks import Reading
+from latemask.text.corpus import read_documents
 from latemask.text.files import find
 from latemask.text.identity import text_identity
 from latemask.text.store import SUMMARY, TokenStore, open_store
@@ -113,7 +113,7 @@ class Sample:
     @cached_property
     def _has_text(self) -> bool:
         """Whether the files of text hold a document; taken for granted of a pipe, which can be read once."""
-        files, reading = find([self.data]), Reading()
+        files = find([self.data])
         if not all(os.path.isfile(file.path) for file in files):
             return True
-        return any(read_block(block, reading)[0] for file in files for block in blocks(file, reading))
+        return any(read_documents(files, Reading()))

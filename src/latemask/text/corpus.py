@@ -17,13 +17,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 from latemask.console import warn
 from latemask.errors import Refusal, kind_of, unreadable
-from latemask.text.blocks import Block, Reading, line_ends
+from latemask.text.blocks import Block, Reading, blocks, line_ends
+from latemask.text.files import File
 
 PLACES = 5
 """How many left-out documents are remembered by place."""
@@ -86,6 +87,13 @@ def read_block(block: Block, reading: Reading) -> tuple[list[Document], Counts]:
     reader.counts.parted += block.parted
     {"text": reader.text, "jsonl": reader.jsonl, "parquet": reader.parquet}[block.format]()
     return reader.documents, reader.counts
+
+
+def read_documents(files: Iterable[File], reading: Reading) -> Iterator[Document]:
+    """The documents of ``files``, clean, in order. Raises ``Refusal`` as ``read_block``."""
+    for file in files:
+        for block in blocks(file, reading):
+            yield from read_block(block, reading)[0]
 
 
 class _Reader:

@@ -13,6 +13,7 @@ from latemask.errors import Refusal
 from latemask.text.store import SUMMARY, TokenStore, open_store
 from latemask.training import checkpoint
 from latemask.training.checkpoint import State
+from latemask.training.journal import JOURNAL
 from latemask.training.resuming import refuse_another_run
 from latemask.writing import check_folder
 
@@ -48,7 +49,7 @@ def occupied(out: Path) -> str:
     if checkpoint.steps(out):
         return A_RUN
     inside = out.iterdir() if out.is_dir() else ()
-    others = sorted(path.name for path in inside if path.name[0] != "." and path.name != "journal.jsonl")
+    others = sorted(path.name for path in inside if path.name[0] != "." and path.name != JOURNAL)
     return f"other files ({', '.join(others[:5])})" if others else ""
 
 

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from latemask import console
 from latemask.config import Run, typed
 from latemask.errors import Refusal, kind_of, unreadable
+from latemask.training.journal import JOURNAL
 from latemask.writing import file_checksum, folder_of, json_checksum, remove, write_whole, written_aside
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def clear(run_folder: Path) -> None:
     sweep(run_folder)
     for step in steps(run_folder):
         shutil.rmtree(step)
-    (run_folder / "journal.jsonl").unlink(missing_ok=True)
+    (run_folder / JOURNAL).unlink(missing_ok=True)
 
 
 def set_broken_aside(run_folder: Path, whole: Path) -> None:

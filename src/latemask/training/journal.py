@@ -20,6 +20,8 @@ from latemask.console import warn
 from latemask.errors import Refusal, unreadable
 from latemask.writing import write_whole
 
+JOURNAL = "journal.jsonl"
+"""Of a run folder."""
 Tracker = Literal["tensorboard", "wandb"]
 
 PER_MASKED, PER_TOKEN = "nats per masked token", "nats per token of the row"

@@ -133,7 +133,7 @@ def _resumed(
 def _finished(run: Run, state: State, out: Path) -> dict[str, Any] | None:
     """The journal's line of how the run in ``out`` ended, with its last validation ``loss``, where ``run`` asks for no
     more of it: who goes on with it then changes nothing. None where there is something to do, or to mend."""
-    path, most = out / "journal.jsonl", run.training.max_seconds
+    path, most = out / journal.JOURNAL, run.training.max_seconds
     lines, problem = journal.salvaged(path) if path.is_file() else ([], None)
     last = lines[-1] if lines else {}
     if problem is not None or last.get("reason") not in ("steps", "seconds") or last["step"] != state.updates:
@@ -180,11 +180,11 @@ def _train(
             listeners = journal.listeners(trackers, out, dataclasses.asdict(run))
             resumed_at = (state.updates, state.batch_index) if is_resumed else None
             again = ("validation", "plateau") * state.validation_due + ("train",) * (state.loss_steps > 0)
-            with disk_errors_are_refused(out / "journal.jsonl", others=True):
-                opened = journal.Journal(out / "journal.jsonl", resumed_at, listeners, again)
+            with disk_errors_are_refused(out / journal.JOURNAL, others=True):
+                opened = journal.Journal(out / journal.JOURNAL, resumed_at, listeners, again)
                 book = stack.enter_context(closing(opened))
             if parts.validation is not None:
-                lines = journal.read(out / "journal.jsonl")
+                lines = journal.read(out / journal.JOURNAL)
                 plateau = Plateau(run, parts.validation.unigram_loss, lines)
         signalled = stack.enter_context(signals(world))
         prefetch = stack.enter_context(
@@ -193,7 +193,7 @@ def _train(
 
         def note(kind: str, **values: Any) -> None:
             if book is not None:
-                with disk_errors_are_refused(out / "journal.jsonl", others=True):
+                with disk_errors_are_refused(out / journal.JOURNAL, others=True):
                     book.add(kind, step=state.updates, **values)
                 display.hear(kind, {"step": state.updates, **values})
 
@@ -352,7 +352,7 @@ def _train(
         if state.updates > logged_step:
             log(rate, norm, comes_again=reason == "signal")
         elif state.loss_steps and book is not None:
-            with disk_errors_are_refused(out / "journal.jsonl", others=True):
+            with disk_errors_are_refused(out / journal.JOURNAL, others=True):
                 book.put_back("train")
         if reason == "seconds" and state.updates > validated_step:
             validate(is_saved=True)

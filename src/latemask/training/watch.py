@@ -148,10 +148,9 @@ class Display:
         """Once, after ten seconds of training: where no checkpoint comes before the end and that is far."""
         if self.began is None or line["seconds"] - self.began[1] < LOG_EVERY_SECONDS or line["step"] <= self.began[0]:
             return
-        a_step = (line["seconds"] - self.began[1]) / (line["step"] - self.began[0])
+        left = self._seconds_left(self.began, line)
         self.began = None
         every, last = self.run.training.save_every, self._last_step(line)
-        left = a_step * (last - line["step"])
         if every >= last and left > UNSAVED_SECONDS:
             warn(f"saved at the end alone, in {_duration(left)}, and by SIGTERM or Ctrl-C: --training.save-every "
                  f"{every:,} of {last:,} steps")  # fmt: skip
@@ -165,6 +164,11 @@ class Display:
         if most is None or not line["seconds"]:
             return self.steps
         return min(self.steps, round(line["step"] * most / line["seconds"]))
+
+    def _seconds_left(self, since: tuple[float, float], line: dict[str, Any]) -> float:
+        """Until the run's last step, at the pace since an earlier step and its seconds."""
+        a_step = (line["seconds"] - since[1]) / (line["step"] - since[0])
+        return a_step * max(0, self._last_step(line) - line["step"])
 
     def _place(self, line: dict[str, Any]) -> str:
         """The step, and of how much: of all steps, or where the clock ends the run before them, of its seconds."""
@@ -195,8 +199,7 @@ class Display:
             case "train":
                 left = ""
                 if self.seen is not None and line["step"] > self.seen[0]:
-                    a_step = (line["seconds"] - self.seen[1]) / (line["step"] - self.seen[0])
-                    left = f"  {_duration(a_step * max(0, self._last_step(line) - line['step']))} left"
+                    left = f"  {_duration(self._seconds_left(self.seen, line))} left"
                 self.seen, self.owes_loss = (line["step"], line["seconds"]), line["loss"] is None
                 return f"{place}  {_progress(line)}{left}"
             case "validation":
